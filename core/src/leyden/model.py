@@ -1,0 +1,161 @@
+"""The plain data that plugins and the core exchange; importing it costs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+LEYDEN_API = 1
+"""Version of the hook contract. A plugin module states the one it was written for under the same name."""
+
+Kind = Literal[
+    "optimizer", "lr_scheduler", "callback", "module", "layer", "loss", "metric", "datamodule", "function"
+]
+KINDS: tuple[str, ...] = get_args(Kind)
+
+Capability = Literal["ddp", "fsdp2", "scaler", "bf16", "compile"]
+"""What a component promises beyond the always-owed; the conformance kit checks what is promised."""
+CAPABILITIES: tuple[str, ...] = get_args(Capability)
+
+StatementKind = Literal["better", "not worse", "bound", "rate"]
+Outcome = Literal["holds", "does not hold", "undecided"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper:
+    """The paper that a plugin implements.
+
+    Attributes:
+        title: the paper's full title.
+        authors: its authors, in the paper's order.
+        venue: where and when it appeared, such as ``"ICML 2026"``.
+        url: where to read it.
+        summary: one line: what a user gets.
+        code: the authors' own code, or an empty string.
+        exact: what of the implementation follows the text exactly and what is reconstructed, in a sentence.
+    """
+
+    title: str
+    authors: tuple[str, ...]
+    venue: str
+    url: str
+    summary: str
+    code: str = ""
+    exact: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Component:
+    """One thing that a plugin contributes.
+
+    Attributes:
+        kind: one of `KINDS`.
+        path: dotted path that imports it, such as ``"leyden_sps_safe.SPSSafe"``.
+        summary: one line.
+        supports: what it promises beyond the always-owed, of `CAPABILITIES`.
+        example: dotted path of a function that builds one for the conformance kit. For an optimizer it takes
+            ``params``, for a scheduler ``optimizer``, for the rest nothing. Empty: call the component itself so.
+    """
+
+    kind: Kind
+    path: str
+    summary: str
+    supports: tuple[Capability, ...] = ()
+    example: str = ""
+
+    @property
+    def name(self) -> str:
+        """Short name, the last part of the path."""
+        return self.path.rpartition(".")[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One setting that a plugin reads from ``[plugins.NAME.options]`` of plugins.toml.
+
+    Attributes:
+        name: the key.
+        type: the Python type a value must have (``bool``, ``int``, ``float`` or ``str``).
+        default: the value where the user says nothing.
+        summary: one line.
+    """
+
+    name: str
+    type: type
+    default: bool | int | float | str
+    summary: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One check of ``leyden doctor``.
+
+    Attributes:
+        name: what is checked, in a few words.
+        function: dotted path of a function without arguments that returns what it found, in a line, and raises
+            an exception whose text says what is wrong and what to do.
+    """
+
+    name: str
+    function: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What ``leyden_run_start`` and ``leyden_run_end`` are told.
+
+    Attributes:
+        key: identity of the run, unique on every machine.
+        name: the run's name in MLflow.
+        kind: ``"fit"``, ``"validate"``, ``"test"``, ``"predict"`` or ``"claim"``.
+        plugin: the plugin whose claim it is, or an empty string.
+        settings: the resolved settings.
+    """
+
+    key: str
+    name: str
+    kind: str
+    plugin: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """How a run ended: ``"FINISHED"``, ``"FAILED"`` or ``"KILLED"``, its last metrics and its error's text."""
+
+    status: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What the measurements say about one statement.
+
+    Attributes:
+        statement: identity of the statement within its claim.
+        text: the statement in words.
+        kind: the rule that judged it.
+        outcome: ``"holds"``, ``"does not hold"`` or ``"undecided"``.
+        estimate: the measured quantity (a mean paired difference, a worst slack or a slope); NaN if nothing ran.
+        low, high: its 95 % interval (for a bound: smallest and largest slack).
+        threshold: what the interval is compared with, in the same unit.
+        unit: the unit of all four, such as ``"accuracy"``.
+        pairs: how many pairs, cells or points the estimate rests on.
+        seeds_needed: for an undecided statement, the number of seeds expected to decide it; else None.
+        detail: what was compared with what: the settings chosen, edges of grids, failed cells.
+    """
+
+    statement: str
+    text: str
+    kind: StatementKind
+    outcome: Outcome
+    estimate: float
+    low: float
+    high: float
+    threshold: float
+    unit: str = ""
+    pairs: int = 0
+    seeds_needed: int | None = None
+    detail: str = ""
