@@ -12,6 +12,7 @@ WORKERS ?= 2
 BIN := .venv/bin
 PACKAGES := core callbacks datamodules $(sort $(wildcard plugins/*))
 METADATA := $(addsuffix /pyproject.toml,$(PACKAGES))
+PEERED := $(patsubst %/pyproject.toml,%,$(shell grep -l '^peers = ' $(METADATA)))
 SOURCES := $(addsuffix /src,$(PACKAGES))
 TESTS := $(if $(PLUGIN),plugins/$(PLUGIN)/tests,$(addsuffix /tests,$(PACKAGES)) tests)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -31,7 +32,7 @@ lint: .venv/ready-to-test
 	$(BIN)/lint-imports
 
 bench: .venv/ready-to-test
-	$(BIN)/pip install -q $(foreach package,$(PACKAGES),-e '$(package)[peers]')
+	$(BIN)/pip install -q $(foreach package,$(PEERED),-e './$(package)[peers]')
 	for script in $(sort $(wildcard $(addsuffix /benchmarks/*.py,$(PACKAGES)))); do \
 		OMP_NUM_THREADS=1 $(BIN)/python $$script || exit 1; echo; done | tee benchmarks.md
 
