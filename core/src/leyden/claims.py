@@ -21,6 +21,9 @@ Scalar = bool | int | float | str | None
 Measured = Mapping[str, float | Sequence[float]]
 """What a cell returns: named numbers, and named series of numbers for the figures."""
 
+Mode = Literal["max", "min"]
+"""Whether a larger or a smaller value of a metric is the better one."""
+
 ScaleName = Literal["smoke", "laptop", "paper"]
 SCALES: tuple[ScaleName, ...] = ("smoke", "laptop", "paper")
 
@@ -50,7 +53,8 @@ class Cell:
     Attributes:
         method: the arm it belongs to, such as ``"SPSSafe"``.
         seed: the seed; cells of the same seed are paired.
-        setting: the values that distinguish it from its neighbours on the method's grid, such as ``{"M": 1.0}``.
+        setting: the values that distinguish it from its neighbours on the method's grid, such as
+            ``{"M": 1.0}``.
         scale: name of the scale it belongs to.
         options: further values that `Claim.run` needs and that are the same for the whole method or scale.
     """
@@ -69,7 +73,7 @@ class Cell:
     @property
     def name(self) -> str:
         """The cell in words, such as ``"SPSSafe (M=1) seed 0"``."""
-        return f"{self.method} ({self.label}) seed {self.seed}" if self.setting else f"{self.method} seed {self.seed}"
+        return f"{Arm(self.method, self.setting)} seed {self.seed}"
 
     @property
     def digest(self) -> str:
@@ -167,14 +171,23 @@ class Table:
         )
         return tuple(Arm(name, dict(setting)) for name, setting in ordered if (name, setting) in seen)
 
-    def select(self, arm: Arm) -> tuple[CellResult, ...]:
-        """The measured results of an arm."""
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds, ascending."""
+        return tuple(sorted({result.cell.seed for result in self.results}))
+
+    def of(self, arm: Arm) -> tuple[CellResult, ...]:
+        """Every result of an arm, also those that failed."""
         return tuple(
             result
-            for result in self.done
+            for result in self.results
             if result.cell.method == arm.method
             and (arm.setting is None or dict(result.cell.setting) == dict(arm.setting))
         )
+
+    def select(self, arm: Arm) -> tuple[CellResult, ...]:
+        """The measured results of an arm."""
+        return tuple(result for result in self.of(arm) if result.status == "done")
 
     def by_seed(self, arm: Arm, metric: str) -> dict[int, float]:
         """The metric of an arm, a value for each seed that has it.
@@ -196,12 +209,49 @@ class Table:
         found = [result.measured.get(name) for result in self.select(arm)]
         return [list(values) for values in found if isinstance(values, Sequence)]
 
+    def series_by_seed(self, arm: Arm, name: str) -> dict[int, list[float]]:
+        """The series of an arm, one list for each seed that has it.
+
+        Raises:
+            ValueError: if the arm has several cells of one seed (give its setting).
+        """
+        found: dict[int, list[float]] = {}
+        for result in self.select(arm):
+            values = result.measured.get(name)
+            if not isinstance(values, Sequence):
+                continue
+            if result.cell.seed in found:
+                raise ValueError(f"arm {arm} has several cells of seed {result.cell.seed}; give its setting")
+            found[result.cell.seed] = list(values)
+        return found
+
+    def along(self, method: str, key: str, metric: str) -> tuple[list[float], dict[int, list[float]]]:
+        """A metric as a function of one numeric value of the setting, such as a problem's size.
+
+        Args:
+            method: the method; its cells must differ in nothing but this value and the seed.
+            key: the value's name in the setting.
+            metric: what was measured.
+
+        Returns:
+            The values of the key, ascending, and for each seed the metric at each of them (NaN where it is
+            missing), as `leyden.statistics.rate` takes them.
+        """
+        arms = sorted(
+            (arm for arm in self.arms(method) if _is_number((arm.setting or {}).get(key))),
+            key=lambda arm: float((arm.setting or {})[key]),  # type: ignore[arg-type]
+        )
+        columns = [self.by_seed(arm, metric) for arm in arms]
+        seeds = sorted({result.cell.seed for result in self.results if result.cell.method == method})
+        places = [float((arm.setting or {})[key]) for arm in arms]  # type: ignore[arg-type]
+        return places, {seed: [column.get(seed, float("nan")) for column in columns] for seed in seeds}
+
 
 class Claim(ABC):
     """A claim of a paper as an experiment that anyone can run.
 
-    A plugin subclasses it and names the class in ``leyden_claims``. A claim has no state: it is constructed without
-    arguments in every worker. Class attributes describe it without running anything.
+    A plugin subclasses it and names the class in ``leyden_claims``. A claim has no state: it is constructed
+    without arguments in every worker. Class attributes describe it without running anything.
 
     Attributes:
         name: short name, as in ``leyden reproduce PLUGIN/NAME``.
@@ -210,7 +260,13 @@ class Claim(ABC):
         statements: what is judged.
         minutes: expected minutes on two cores, by scale.
         seeds: number of seeds by scale, where the user gives none.
-        metric: the metric of the summary table, and its unit.
+        metric: the metric of the summary table, measured on test data.
+        unit: its unit, such as ``"s"``; empty for a pure number.
+        mode: whether a larger or a smaller value of it is better.
+        validation: the metric that chooses each method's setting; empty where nothing is tuned, and then the
+            summary table shows every setting.
+        validation_mode: whether a larger or a smaller value of that is better; None: as ``mode``.
+        reference: the method that the summary table compares the others with; empty for none.
     """
 
     name: ClassVar[str]
@@ -221,6 +277,10 @@ class Claim(ABC):
     seeds: ClassVar[Mapping[str, int]]
     metric: ClassVar[str]
     unit: ClassVar[str] = ""
+    mode: ClassVar[Mode] = "max"
+    validation: ClassVar[str] = ""
+    validation_mode: ClassVar[Mode | None] = None
+    reference: ClassVar[str] = ""
 
     @abstractmethod
     def cells(self, scale: Scale) -> Sequence[Cell]:
@@ -235,7 +295,7 @@ class Claim(ABC):
         """Judge every statement, with the rules of `leyden.statistics`."""
 
     def figure(self, table: Table) -> Figure | Mapping[str, Figure] | None:
-        """Draw the result; several figures go by name. None draws the default figure of the summary metric."""
+        """Draw the result; several figures go by name. None draws the default one of the summary metric."""
         return None
 
     def statement(self, id: str) -> Statement:
@@ -244,6 +304,10 @@ class Claim(ABC):
             if statement.id == id:
                 return statement
         raise KeyError(id)
+
+
+def _is_number(value: Scalar) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _short(value: Scalar) -> str:

@@ -55,7 +55,7 @@ class Component:
         summary: one line.
         supports: what it promises beyond the always-owed, of `CAPABILITIES`.
         example: dotted path of a function that builds one for the conformance kit. For an optimizer it takes
-            ``params``, for a scheduler ``optimizer``, for the rest nothing. Empty: call the component itself so.
+            ``params``, for a scheduler ``optimizer``, for the rest nothing. Empty: call the component itself.
     """
 
     kind: Kind
@@ -93,8 +93,8 @@ class Check:
 
     Attributes:
         name: what is checked, in a few words.
-        function: dotted path of a function without arguments that returns what it found, in a line, and raises
-            an exception whose text says what is wrong and what to do.
+        function: dotted path of a function without arguments that returns what it found, in a line, and
+            raises an exception whose text says what is wrong and what to do.
     """
 
     name: str
@@ -122,7 +122,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """How a run ended: ``"FINISHED"``, ``"FAILED"`` or ``"KILLED"``, its last metrics and its error's text."""
+    """How a run ended: ``"FINISHED"``, ``"FAILED"`` or ``"KILLED"``, its last metrics, its error's text."""
 
     status: str
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -138,13 +138,15 @@ class Verdict:
         text: the statement in words.
         kind: the rule that judged it.
         outcome: ``"holds"``, ``"does not hold"`` or ``"undecided"``.
-        estimate: the measured quantity (a mean paired difference, a worst slack or a slope); NaN if nothing ran.
+        estimate: the measured quantity (a mean paired difference or ratio, a worst slack or a slope); NaN if
+            nothing ran.
         low, high: its 95 % interval (for a bound: smallest and largest slack).
-        threshold: what the interval is compared with, in the same unit.
+        threshold: what the interval is compared with, in the same unit (for a rate: the range's lower end).
         unit: the unit of all four, such as ``"accuracy"``.
         pairs: how many pairs, cells or points the estimate rests on.
         seeds_needed: for an undecided statement, the number of seeds expected to decide it; else None.
         detail: what was compared with what: the settings chosen, edges of grids, failed cells.
+        threshold_high: for a rate, the upper end of the range; else None.
     """
 
     statement: str
@@ -159,3 +161,4 @@ class Verdict:
     pairs: int = 0
     seeds_needed: int | None = None
     detail: str = ""
+    threshold_high: float | None = None
