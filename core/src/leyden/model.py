@@ -56,6 +56,10 @@ class Component:
         supports: what it promises beyond the always-owed, of `CAPABILITIES`.
         example: dotted path of a function that builds one for the conformance kit. For an optimizer it takes
             ``params``, for a scheduler ``optimizer``, for the rest nothing. Empty: call the component itself.
+        trial: dotted path of a function without arguments that returns the `leyden.testing.Trial` on which the
+            conformance kit tries the component. Empty: the kit's own small classifier.
+        exempt: checks of the kit that cannot apply to it, by name, each with the reason that its documentation
+            gives.
     """
 
     kind: Kind
@@ -63,6 +67,8 @@ class Component:
     summary: str
     supports: tuple[Capability, ...] = ()
     example: str = ""
+    trial: str = ""
+    exempt: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def name(self) -> str:
