@@ -1,0 +1,130 @@
+"""Numbers in words: as many digits as their uncertainty warrants, and no more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+MINUS = "\N{MINUS SIGN}"
+
+
+def decimals_for(uncertainty: float) -> int | None:
+    """Decimals that show an uncertainty with two significant digits; None where it says nothing.
+
+    >>> decimals_for(0.0061)
+    4
+    >>> decimals_for(37.0)
+    0
+    """
+    if not (0 < uncertainty < math.inf):
+        return None
+    return max(0, 1 - math.floor(math.log10(uncertainty)))
+
+
+def number(value: float, decimals: int | None = None, *, sign: bool = False) -> str:
+    """A number for people; without decimals it gets four significant digits.
+
+    Args:
+        value: the number.
+        decimals: how many, from `decimals_for`.
+        sign: whether a plus sign is written.
+
+    >>> number(0.958213, 4), number(1234567.0), number(1.3e-15), number(float("nan"))
+    ('0.9582', '1.235e6', '1.3e−15', 'none')
+    """
+    if math.isnan(value):
+        return "none"
+    if math.isinf(value):
+        return ("+" if sign and value > 0 else MINUS if value < 0 else "") + "∞"
+    plus = "+" if sign and value > 0 else ""
+    if value != 0 and not 1e-4 <= abs(value) < 1e6:
+        if decimals is not None and abs(value) < 1e-4 and decimals <= 6:
+            text = f"{value:.{decimals}f}"
+        else:
+            text = _scientific(value)
+    elif decimals is not None and decimals <= 8:
+        text = f"{value:.{decimals}f}"
+    else:
+        text = f"{value:.4g}"
+        if "e" in text:
+            text = f"{value:.0f}"
+    if float(text.replace(MINUS, "-")) == 0:
+        return text.replace("-", "")
+    return plus + text.replace("-", MINUS)
+
+
+def interval_text(mean: float, low: float, high: float, *, sign: bool = False) -> str:
+    """A mean with its interval, all with the digits that the interval's width warrants.
+
+    >>> interval_text(0.95821, 0.95212, 0.96431)
+    '0.9582 [0.9521, 0.9643]'
+    >>> interval_text(0.5, float("-inf"), float("inf"))
+    '0.5 [no interval]'
+    """
+    if math.isnan(mean):
+        return "none"
+    if math.isinf(low) and math.isinf(high):
+        return f"{number(mean, sign=sign)} [no interval]"
+    decimals = decimals_for((high - low) / 2)
+    low_text, high_text = number(low, decimals, sign=sign), number(high, decimals, sign=sign)
+    return f"{number(mean, decimals, sign=sign)} [{low_text}, {high_text}]"
+
+
+def words(name: str) -> str:
+    """A metric's or a setting's key as a person reads it.
+
+    >>> words("test_accuracy")
+    'test accuracy'
+    """
+    return name.replace("_", " ").replace("/", " ").strip()
+
+
+def axis_label(name: str, unit: str = "") -> str:
+    """A metric with its unit in brackets, unless its name says it already.
+
+    >>> axis_label("epoch_time", "s"), axis_label("test_accuracy", "accuracy")
+    ('epoch time (s)', 'test accuracy')
+    """
+    label = words(name)
+    return label if not unit or unit in label.split() else f"{label} ({unit})"
+
+
+def duration(seconds: float) -> str:
+    """A time span.
+
+    >>> duration(4.21), duration(75), duration(3 * 3600 + 125)
+    ('4.2 s', '1 min 15 s', '3 h 2 min')
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def count(amount: int, noun: str) -> str:
+    """An amount with its noun.
+
+    >>> count(1, "seed"), count(5, "seed")
+    ('1 seed', '5 seeds')
+    """
+    return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
+
+
+def listing(items: Iterable[str], *, at_most: int = 4) -> str:
+    """Some items by name and the rest by number.
+
+    >>> listing(["a", "b", "c"], at_most=2)
+    'a; b; and 1 more'
+    """
+    every = list(items)
+    shown = every[:at_most]
+    return "; ".join([*shown, f"and {len(every) - at_most} more"] if len(every) > at_most else shown)
+
+
+def _scientific(value: float) -> str:
+    mantissa, exponent = f"{value:.3e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
