@@ -1,1 +1,30 @@
-"""Package."""
+"""Lightning callbacks that more than one Leyden plugin needs."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from leyden_callbacks.gradient_norm import GradientNorm
+    from leyden_callbacks.loss_feed import LossFeed, WindowLosses, window_losses
+    from leyden_callbacks.provenance import Provenance
+
+_HOME_OF = {
+    "GradientNorm": "leyden_callbacks.gradient_norm",
+    "LossFeed": "leyden_callbacks.loss_feed",
+    "Provenance": "leyden_callbacks.provenance",
+    "WindowLosses": "leyden_callbacks.loss_feed",
+    "window_losses": "leyden_callbacks.loss_feed",
+}
+
+__all__ = ["GradientNorm", "LossFeed", "Provenance", "WindowLosses", "__version__", "window_losses"]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name in _HOME_OF:
+            return getattr(importlib.import_module(_HOME_OF[name]), name)
+        raise AttributeError(f"module 'leyden_callbacks' has no attribute '{name}'")
