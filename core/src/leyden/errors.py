@@ -36,12 +36,29 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
     >>> str(unknown("plugin", "sps_saef", ["sps_safe", "harm"]))
     "unknown plugin 'sps_saef'; did you mean 'sps_safe'?"
     """
+    return UsageError(f"unknown {what} '{name}'; {hint(name, known)}")
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """The half sentence that helps a person who misspelt a name.
+
+    >>> hint("urii", ["uri", "enabled"])
+    "did you mean 'uri'?"
+    """
     names = sorted(set(known))
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     if near:
-        hint = "did you mean " + " or ".join(f"'{choice}'" for choice in near) + "?"
-    elif names:
-        hint = "there is " + ", ".join(f"'{choice}'" for choice in names)
-    else:
-        hint = "there is none"
-    return UsageError(f"unknown {what} '{name}'; {hint}")
+        return "did you mean " + " or ".join(f"'{choice}'" for choice in near) + "?"
+    if names:
+        return "there is " + ", ".join(f"'{choice}'" for choice in names)
+    return "there is none"
+
+
+def one_line(error: BaseException) -> str:
+    r"""An exception in one line: its type and its text.
+
+    >>> one_line(ValueError("a\n  b"))
+    'ValueError: a b'
+    """
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
