@@ -267,6 +267,7 @@ class Claim(ABC):
             summary table shows every setting.
         validation_mode: whether a larger or a smaller value of that is better; None: as ``mode``.
         reference: the method that the summary table compares the others with; empty for none.
+        imports: modules that each worker imports once, before the clock of its first cell starts.
     """
 
     name: ClassVar[str]
@@ -281,6 +282,7 @@ class Claim(ABC):
     validation: ClassVar[str] = ""
     validation_mode: ClassVar[Mode | None] = None
     reference: ClassVar[str] = ""
+    imports: ClassVar[tuple[str, ...]] = ("lightning",)
 
     @abstractmethod
     def cells(self, scale: Scale) -> Sequence[Cell]:

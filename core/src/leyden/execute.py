@@ -1,0 +1,303 @@
+"""Runs the cells of a claim in parallel, through the executors that joblib brings.
+
+``loky`` runs them on this machine, ``ray`` on a Ray cluster. Both promise the same. A cell stores its own
+result before it returns, so what was measured survives whatever stops the run. A cell that raises is recorded
+with its traceback and the rest go on. A worker that dies takes no result with it: the cells that were being run
+at that moment are suspects and run again, each alone; one whose worker then dies as well is recorded as crashed.
+
+loky's own executor is used rather than `joblib.Parallel`, which runs a single job in the calling process: a
+crash there would end the whole run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from leyden.claims import Cell, CellResult
+from leyden.errors import LeydenError, UsageError, unknown
+from leyden.results import Results
+from leyden.settings import EXECUTORS
+from leyden.worker import ONE_THREAD, Job, Tracked, run_job, start_worker
+
+POLL = 0.2
+"""Seconds between two looks at the stored results."""
+
+_MAX_IDLE_DEATHS = 3
+_OUTPUT_KEPT = 4000
+
+
+def run_cells(
+    claim: str,
+    cells: Sequence[Cell],
+    *,
+    results: Results,
+    jobs: int,
+    executor: str = "loky",
+    tracked: Tracked | None = None,
+    on_done: Callable[[CellResult], None] = lambda result: None,
+    on_death: Callable[[str], None] = lambda message: None,
+) -> None:
+    """Run every cell that has no stored result, and store one for each.
+
+    The workers stay for the next call; `stop_workers` ends them. They are killed when this function raises.
+
+    Args:
+        claim: dotted path of the claim's class.
+        cells: the cells; those with a stored result are left alone.
+        results: where results are stored.
+        jobs: how many cells run at the same time.
+        executor: ``"loky"`` or ``"ray"``.
+        tracked: where the runs of the cells are tracked; None for nowhere.
+        on_done: called with each result soon after it was stored.
+        on_death: called with a line for a person when a worker died.
+
+    Raises:
+        UsageError: if the executor cannot be used.
+        LeydenError: if a result cannot be stored, or workers die before they run anything.
+    """
+    check_executor(executor)
+    workers = _WORKERS[executor]
+    try:
+        _Execution(claim, cells, results, jobs, workers, tracked, on_done, on_death).run()
+    except OSError as error:
+        workers.stop()
+        raise LeydenError(f"cannot run the cells of {claim}: {error}") from error
+    except BaseException:
+        workers.stop()
+        raise
+
+
+def check_executor(name: str) -> None:
+    """Check that an executor can be used.
+
+    Raises:
+        UsageError: if there is none of that name, or its package is not installed.
+    """
+    if name not in EXECUTORS:
+        raise unknown("executor", name, EXECUTORS)
+    if name == "ray" and importlib.util.find_spec("ray") is None:
+        raise UsageError("executor 'ray' needs Ray, which is not installed: pip install 'leyden[ray]'")
+
+
+def stop_workers() -> None:
+    """End the workers of this process at once, if there are any; what they measured is stored."""
+    for workers in _WORKERS.values():
+        workers.stop()
+
+
+@contextlib.contextmanager
+def termination_as_exit() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into `SystemExit`, so that they are cleaned up after as Ctrl-C is.
+
+    A second one ends the process at once. Outside the main thread, which alone hears signals, nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former: dict[int, Any] = {}
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            former[number] = signal.signal(number, _exit)
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    raise SystemExit(128 + number)
+
+
+class WorkersDiedError(Exception):
+    """Workers ended in the middle of their work; the text says how, in a few words."""
+
+
+class _Workers(Protocol):
+    def run(self, batch: Sequence[Job], count: int, report: Callable[[], None]) -> None:
+        """Run every job on so many workers, calling ``report`` now and then; or raise `WorkersDiedError`."""
+
+    def stop(self) -> None:
+        """Kill the workers, if there are any."""
+
+
+class _Execution:
+    """One call of `run_cells`."""
+
+    def __init__(
+        self,
+        claim: str,
+        cells: Sequence[Cell],
+        results: Results,
+        jobs: int,
+        workers: _Workers,
+        tracked: Tracked | None,
+        on_done: Callable[[CellResult], None],
+        on_death: Callable[[str], None],
+    ) -> None:
+        self.claim, self.results, self.jobs, self.workers = claim, results, jobs, workers
+        self.tracked, self.on_done, self.on_death = tracked, on_done, on_death
+        self.pending = {cell.digest: cell for cell in cells if not results.stored(cell)}
+        self.idle_deaths = 0
+
+    def run(self) -> None:
+        suspects: dict[str, Cell] = {}
+        while fresh := [cell for digest, cell in self.pending.items() if digest not in suspects]:
+            death, caught = self.attempt(fresh)
+            if caught:
+                suspects |= {cell.digest: cell for cell in caught}
+                names = ", ".join(cell.name for cell in caught)
+                self.on_death(f"a worker died ({death}); once more, each alone: {names}")
+        for digest, cell in suspects.items():
+            while digest in self.pending:
+                death, caught = self.attempt([cell])
+                if caught:
+                    self.results.save(_crashed(cell, death, self.results))
+                    self.report()
+                    self.on_death(f"a worker died again ({death}): {cell.name} is recorded as crashed")
+
+    def attempt(self, cells: Sequence[Cell]) -> tuple[str, list[Cell]]:
+        """Run some cells; return how a worker died, if one did, and the cells that were being run then."""
+        for cell in cells:
+            self.results.discard(cell)
+        before = len(self.pending)
+        try:
+            self.workers.run([self.job(cell) for cell in cells], min(self.jobs, len(cells)), self.report)
+        except WorkersDiedError as death:
+            self.workers.stop()
+            self.report()
+            caught = self.results.in_flight(cells)
+            self.idle_deaths = 0 if caught or len(self.pending) < before else self.idle_deaths + 1
+            if self.idle_deaths == _MAX_IDLE_DEATHS:
+                raise LeydenError(f"workers die before they run a cell: {death}") from death
+            return str(death), caught
+        self.report()
+        return "", []
+
+    def report(self) -> None:
+        for digest, cell in list(self.pending.items()):
+            if (result := self.results.load(cell)) is not None:
+                del self.pending[digest]
+                self.on_done(result)
+
+    def job(self, cell: Cell) -> Job:
+        return Job(
+            claim=self.claim,
+            cell=cell,
+            results=self.results.directory,
+            directory=Path.cwd(),
+            tracked=self.tracked,
+        )
+
+
+class _Loky:
+    """Processes on this machine. They stay for a next batch that wants as many."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+        self._count = 0
+
+    def run(self, batch: Sequence[Job], count: int, report: Callable[[], None]) -> None:
+        with warnings.catch_warnings():
+            # loky replaces a worker whose memory grew, and warns about it: nothing is lost by that.
+            warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")
+            try:
+                pool = self._started(count, alone=len(batch) == 1)
+                running: set[Future[None]] = {pool.submit(run_job, job) for job in batch}
+                while running:
+                    done, running = wait(running, timeout=POLL, return_when=FIRST_COMPLETED)
+                    report()
+                    for future in done:
+                        future.result()
+            except BrokenProcessPool as error:
+                raise WorkersDiedError(_how(error)) from error
+
+    def stop(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True, kill_workers=True)
+
+    def _started(self, count: int, *, alone: bool) -> Any:
+        if self._pool is None or not (alone or count == self._count):
+            from joblib.externals.loky import ProcessPoolExecutor
+
+            self.stop()
+            self._count = count
+            self._pool = ProcessPoolExecutor(
+                count, initializer=start_worker, initargs=(os.getpid(), Path.cwd()), env=ONE_THREAD
+            )
+        return self._pool
+
+
+class _Ray:
+    """Workers of the cluster that Ray is connected to, or of one that it starts here."""
+
+    def __init__(self) -> None:
+        self._used = False
+
+    def run(self, batch: Sequence[Job], count: int, report: Callable[[], None]) -> None:
+        from joblib import Parallel, delayed, parallel_config
+
+        ray: Any = importlib.import_module("ray")
+        importlib.import_module("ray.util.joblib").register_ray()
+        self._used = True
+        with _called_now_and_then(report), parallel_config(backend="ray", n_jobs=count):
+            try:
+                Parallel(batch_size=1)(delayed(run_job)(job) for job in batch)
+            except ray.exceptions.RayError as error:
+                raise WorkersDiedError(type(error).__name__) from error
+
+    def stop(self) -> None:
+        if self._used:
+            self._used = False
+            importlib.import_module("ray").shutdown()
+
+
+_WORKERS: dict[str, _Workers] = {"loky": _Loky(), "ray": _Ray()}
+
+
+@contextlib.contextmanager
+def _called_now_and_then(function: Callable[[], None]) -> Iterator[None]:
+    """Call a function from a thread while the caller waits; joblib's Ray backend reports no progress."""
+    stop = threading.Event()
+
+    def repeat() -> None:
+        while not stop.wait(POLL):
+            function()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _how(error: BrokenProcessPool) -> str:
+    """How a worker died: loky's list of exit codes, such as ``SIGKILL(-9)``, or else its first line."""
+    text = str(error)
+    _, _, codes = text.partition("exit codes of the workers are {")
+    return codes.partition("}")[0] or text.partition("\n")[0]
+
+
+def _crashed(cell: Cell, death: str, results: Results) -> CellResult:
+    error = f"The process that ran the cell died twice, the second time with no other beside it: {death}."
+    log = results.log(cell)
+    if log.exists() and (output := log.read_bytes()[-_OUTPUT_KEPT:].decode(errors="replace").strip()):
+        error += f"\nIts last output:\n{output}"
+    return CellResult(cell=cell, status="crashed", error=error)
