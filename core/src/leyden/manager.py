@@ -1,7 +1,7 @@
 """Which plugins are installed and what they contribute.
 
 Each entry point is loaded, registered and asked in its own try: a plugin that fails is named in one line and
-everything else works. Nothing heavy is imported; what a plugin names by a dotted path is imported when it is used.
+everything else works. Nothing heavy is imported; a dotted path is imported when it is used.
 """
 
 from __future__ import annotations

@@ -1,0 +1,298 @@
+"""What is wrong with a configuration, in one line: file, line, key, what was given, what would do.
+
+jsonargparse answers a wrong key with fifty lines, and its wording changes with its version. What it means is
+in the chain of exceptions behind; where a key stands is in the files. Where neither tells, its own words are
+kept.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import yaml
+
+from leyden.errors import LeydenError, UsageError, unknown
+from leyden.manager import load_object, manager
+from leyden.settings import shown
+
+Key = tuple[str | int, ...]
+_KINDS = {
+    "model": "module",
+    "data": "datamodule",
+    "optimizer": "optimizer",
+    "lr_scheduler": "lr_scheduler",
+    "trainer.callbacks": "callback",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value was written.
+
+    Attributes:
+        where: file and line, ``"digits.yaml:7: "``; empty for a value of the command line.
+        key: the whole key, ``"optimizer.init_args.M"``, or the option, ``"--optimizer.M"``.
+        class_path: the class whose argument it is; empty where it is none or not known.
+    """
+
+    where: str
+    key: str
+    class_path: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.where}{self.key}: " if self.key else self.where
+
+
+@dataclass
+class Sources:
+    """Where the values of a configuration were written: files, the last one winning, then arguments."""
+
+    files: list[Path] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)
+
+    def place(self, keys: Sequence[str]) -> Place:
+        """Find a value from the keys that lead to it, outermost first; levels between may be left out."""
+        parts = [part for key in keys for part in key.split(".") if part]
+        found = [_find(node, parts, path) for path, node in self._documents()]
+        in_file = next((place for place in found if place), None)
+        for argument in self.arguments:
+            option = argument.partition("=")[0]
+            names = option.lstrip("-").rstrip("+").split(".")
+            if parts and option.startswith("--") and _leads_to(names, parts):
+                return Place(
+                    "", option.rstrip("+"), in_file.class_path if in_file else self._class_at(parts[:-1])
+                )
+        return in_file or Place("", ".".join(parts))
+
+    def _class_at(self, parts: Sequence[str]) -> str:
+        """The class that is named at a key."""
+        for option, value in zip(self.arguments, [*self.arguments[1:], ""], strict=True):
+            name, equals, own = option.partition("=")
+            if name.startswith("--") and name[2:].removesuffix(".class_path").split(".") == list(parts):
+                return own if equals else value
+        for _, node in self._documents():
+            below = _descend(node, parts)
+            if below and (class_path := _child(below[1], "class_path")):
+                return str(class_path.value)
+        return ""
+
+    def _documents(self) -> Iterator[tuple[Path, yaml.Node]]:
+        for path in reversed(self.files):
+            try:
+                node = yaml.compose(path.read_text(), yaml.SafeLoader)
+            except (OSError, UnicodeDecodeError, yaml.YAMLError):
+                continue
+            if node is not None:
+                yield path, node
+
+
+def parser_error(
+    message: str, cause: BaseException | None, sources: Sources, names: Sequence[str]
+) -> UsageError:
+    """Turn what the parser says into one line.
+
+    Args:
+        message: the parser's message.
+        cause: the exception behind it; those behind that say more and more exactly what is wrong.
+        sources: where the values were written.
+        names: every key that the parser knows.
+    """
+    texts = [message]
+    while cause is not None:
+        texts.append(str(cause))
+        cause = cause.__cause__
+    keys = list(
+        dict.fromkeys(
+            key for text in texts for key in re.findall(r'^Parser key "([^"]+)"', text) if key != "config"
+        )
+    )
+    for index, text in reversed(list(enumerate(texts))):
+        if meaning := _meaning(text, keys, sources, names, around=texts[max(0, index - 1)]):
+            return UsageError(meaning)
+    return UsageError(f"{sources.place(keys)}{' '.join(message.split()):.300}")
+
+
+def constructor_error(error: BaseException, config: Mapping[str, Any], sources: Sources) -> UsageError:
+    """Turn what a constructor raised into one line that names the constructor's key.
+
+    Args:
+        error: what was raised; the deepest cause is what the constructor said.
+        config: the resolved configuration.
+        sources: where the values were written.
+    """
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = " ".join(str(error).split()) or type(error).__name__
+    named = list(_classes(config))
+    for constructed in _under_construction(error):
+        for key, class_path, arguments in named:
+            if _is(class_path, constructed):
+                guilty = [name for name in arguments if re.search(rf"\b{re.escape(name)}\b", text)]
+                place = sources.place([*key, *guilty] if len(guilty) == 1 else key)
+                return UsageError(f"{place}{class_path}: {text}")
+    return UsageError(f"{sources.place(['trainer'])}{text}")
+
+
+def _meaning(text: str, keys: list[str], sources: Sources, names: Sequence[str], *, around: str) -> str:
+    """One line for a text that is understood, else nothing; the text around it may tell further types."""
+    file = shown(sources.files[-1]) if sources.files else "--config"
+    if found := re.search(
+        r"[Oo]ption '([^']+)'(?: is not accepted|$)|[Kk]ey \"?'?([\w.]+)'?\"? (?:is not expected|to check)",
+        text,
+    ):
+        return _unknown_key([*keys, found[1] or found[2]], sources, names)
+    if found := re.search(r"unrecognized arguments: ([^\s=]+)", text):
+        return f"unknown argument '{found[1]}'{_near(found[1], [f'--{name}' for name in names])}"
+    if found := re.search(r"Expected a dot import path string: (\S+)", text):
+        return f"{sources.place([*keys, 'class_path'])}{_unknown_component(found[1], keys)}"
+    if found := re.search(r"Problem with given class_path '([^']+)':\s*(.+)", text, re.DOTALL):
+        reason = " ".join(found[2].split())
+        return f"{sources.place([*keys, 'class_path'])}cannot import '{found[1]}': {reason}"
+    if found := re.search(r"the following arguments are required: (.+)", text):
+        return f"{sources.place(keys)}required and not given: {found[1]}"
+    if found := re.search(r"Import path (\S+) does not correspond to a subclass of (\w+)", text):
+        return f"{sources.place([*keys, 'class_path'])}'{found[1]}' is not a {found[2]}"
+    if found := re.search(r"Not a valid subclass of (\w+)\W+Got value: (.+)", text):
+        return f"{sources.place(keys)}expected the class_path of a {found[1]}, got {found[2]:.80}"
+    if found := re.search(r"Given value: (.*)|Got value: (.*)", text):
+        value = found[1] or found[2]
+        types = _types(around if f"Given value: {value}" in around else text)
+        return f"{sources.place(keys)}expected {types}, got '{value:.80}'"
+    if found := re.search(r'in "<[^>]+>", line (\d+)', text):
+        reason = [line for line in text.splitlines() if " line " not in line][-1].strip()
+        return f"{file}:{found[1]}: not valid YAML: {reason}"
+    if found := re.search(r"Unexpected config: (.*)", text):
+        return f"{file}: expected a mapping of keys to values, got '{found[1]:.60}'"
+    return ""
+
+
+def _unknown_component(name: str, keys: Sequence[str]) -> str:
+    kind = _KINDS.get(keys[0] if len(keys) == 1 else "")
+    components = [item.name for _, item in manager().components() if kind in (None, item.kind)]
+    return f"{unknown('component', name, components)} A class of your own needs its module: 'module.{name}'"
+
+
+def _unknown_key(keys: list[str], sources: Sources, names: Sequence[str]) -> str:
+    if len(keys) == 1:  # a key of the parser itself: blame the first level that it does not know
+        parts = keys[0].split(".")
+        levels = [".".join(parts[: count + 1]) for count in range(len(parts))]
+        known = {
+            name[: len(level)] for name in names for level in levels if f"{name}.".startswith(f"{level}.")
+        }
+        keys = [next((level for level in levels if level not in known), keys[0])]
+    place = sources.place(keys)
+    if not place.class_path:
+        return f"{place}unknown key{_near('.'.join(keys), names)}"
+    try:
+        arguments = list(inspect.signature(load_object(place.class_path)).parameters)
+    except (LeydenError, TypeError, ValueError):
+        arguments = []
+    return f"{place}{place.class_path} has no such argument{_near(keys[-1], arguments)}"
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    """The nearest valid names, for a name among too many to list."""
+    near = difflib.get_close_matches(name, known, n=2, cutoff=0.6)
+    return "; did you mean " + " or ".join(f"'{choice}'" for choice in near) + "?" if near else ""
+
+
+def _types(text: str) -> str:
+    words = {"NoneType": "null", "str": "a string", "bool": "true or false", "int": "an integer"}
+    words |= {"float": "a number", "dict": "a mapping", "list": "a list"}
+    subtypes = re.search(r"^\s*Subtypes: \[(.*)\]", text, re.MULTILINE)
+    types = re.findall(r"<class '([\w.]+)'>", subtypes[1] if subtypes else text)
+    names = [name.rpartition(".")[2] for name in dict.fromkeys(types)]
+    return " or ".join(words.get(name, name) for name in names) or "something else"
+
+
+def _leads_to(names: Sequence[str], parts: Sequence[str]) -> bool:
+    """Whether the parts stand in the names in this order, the last one last."""
+    last = names[-1] == parts[-1] or (parts[-1] == "class_path" and names[-1] == (parts[-2:-1] or [""])[0])
+    rest = iter(names)
+    return last and all(part in rest for part in parts if part != "class_path")
+
+
+def _find(root: yaml.Node, parts: Sequence[str], path: Path) -> Place | None:
+    """Find a value in a YAML document, and the class that has it among its ``init_args``."""
+    found = _descend(root, parts)
+    if found is None or not found[0]:
+        return None
+    key, _, line, owners = found
+    class_path = ""
+    if len(owners) > 1 and len(key) > 1 and key[-2] == "init_args":
+        named = _child(owners[-2], "class_path")
+        class_path = str(named.value) if named else ""
+    return Place(f"{shown(path)}:{line}: ", ".".join(map(str, key)), class_path)
+
+
+def _descend(root: yaml.Node, parts: Sequence[str]) -> tuple[Key, yaml.Node, int, list[yaml.Node]] | None:
+    """Follow keys down a document, each to the nearest mapping below that has it.
+
+    Returns:
+        The whole key, the value's node, the key's line and the mappings passed; None if a key is nowhere.
+    """
+    key: Key = ()
+    node, line = root, root.start_mark.line + 1
+    owners: list[yaml.Node] = []
+    for part in parts:
+        queue: list[tuple[Key, yaml.Node, list[yaml.Node]]] = [((), node, [])]
+        while queue:
+            below, candidate, passed = queue.pop(0)
+            if isinstance(candidate, yaml.MappingNode):
+                children = [(name.value, name.start_mark.line + 1, value) for name, value in candidate.value]
+                match = next((child for child in children if child[0] == part), None)
+                if match:
+                    key, line, node = (*key, *below, part), match[1], match[2]
+                    owners += [*passed, candidate]
+                    break
+                queue += [((*below, name), value, [*passed, candidate]) for name, _, value in children]
+            elif isinstance(candidate, yaml.SequenceNode):
+                queue += [((*below, index), item, passed) for index, item in enumerate(candidate.value)]
+        else:
+            return None
+    return key, node, line, owners
+
+
+def _child(node: yaml.Node, name: str) -> yaml.Node | None:
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    return next((value for key, value in pairs if key.value == name), None)
+
+
+def _classes(config: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str, list[str]]]:
+    """Every class that a configuration names: its key, its path and the names of its arguments."""
+    if isinstance(config, Mapping):
+        if isinstance(path := config.get("class_path"), str):
+            yield key, path, list(config.get("init_args") or ())
+        for name, value in config.items():
+            yield from _classes(value, (*key, str(name)))
+    elif isinstance(config, list):
+        for item in config:
+            yield from _classes(item, key)
+
+
+def _under_construction(error: BaseException) -> Iterator[object]:
+    """The classes and functions whose call raised an error, the innermost first."""
+    frames: list[FrameType] = []
+    trace = error.__traceback__
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    for frame in reversed(frames):
+        if frame.f_code.co_name == "__init__" and "self" in frame.f_locals:
+            yield type(frame.f_locals["self"])
+        else:
+            yield frame.f_globals.get(frame.f_code.co_name)
+
+
+def _is(class_path: str, constructed: object) -> bool:
+    try:
+        return constructed is not None and load_object(class_path) is constructed
+    except LeydenError:
+        return False

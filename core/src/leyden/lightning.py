@@ -1,0 +1,334 @@
+"""Leyden inside Lightning: LeydenCLI, a configuration run from Python, the callbacks every Trainer gets."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import uuid
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-defined]
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import MLFlowLogger
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from leyden.configuration import (
+    PARSER_MODE,
+    config_path,
+    full_names,
+    full_names_in_arguments,
+    load_config,
+    merged,
+)
+from leyden.errors import one_line
+from leyden.explain import Sources, constructor_error, parser_error
+from leyden.finite import FiniteLoss
+from leyden.manager import load_object, manager
+from leyden.model import Run, RunResult
+
+RUNS = "leyden-runs"
+"""Folder of checkpoints, in the working directory."""
+_LOGGER = "leyden.logger.LeydenLogger"
+_warned: set[str] = set()
+
+
+def callbacks_factory() -> list[Callback]:
+    """The self-gating callbacks of the installed plugins; Lightning adds them to every Trainer.
+
+    It never raises: what cannot be used is warned of once. ``LEYDEN_CALLBACKS=0`` turns it off.
+    """
+    if os.environ.get("LEYDEN_CALLBACKS", "1") == "0":
+        return []
+    callbacks: list[Callback] = []
+    try:
+        plugins = manager()
+        for problem in plugins.problems:
+            _warn_once(problem)
+        for path in plugins.callback_paths():
+            try:
+                callback = load_object(path)()
+                if not isinstance(callback, Callback):
+                    raise TypeError(f"{path} makes a {type(callback).__name__}, not a Callback")
+                callbacks.append(callback)
+            except Exception as error:
+                _warn_once(f"callback {path} is left out: {one_line(error)}")
+    except Exception as error:
+        _warn_once(f"no callbacks are added: {one_line(error)}")
+    return callbacks
+
+
+class LeydenCLI(LightningCLI):
+    """LightningCLI with shipped configurations, short names, tracking, and errors of one line.
+
+    ``--config sps_safe/digits`` names a YAML that a plugin ships, ``class_path: SPSSafe`` a component of an
+    installed plugin. Runs are recorded by `leyden.logger.LeydenLogger` unless the configuration names a logger
+    or plugins.toml turns tracking off. Classes of the working directory are found.
+
+    Takes what LightningCLI takes, and
+
+    Args:
+        config_files: the files that ``args``, given as a mapping, were read from; errors name them.
+
+    Raises:
+        UsageError: if the configuration is wrong or a constructor refuses its arguments.
+        LeydenError: if the loss turns NaN.
+    """
+
+    def __init__(self, *args: Any, config_files: Sequence[Path] = (), **kwargs: Any) -> None:
+        if (here := os.getcwd()) not in sys.path:  # noqa: PTH109 - as it is written in sys.path
+            sys.path.insert(0, here)
+        self.sources = Sources(files=list(config_files))
+        kwargs.setdefault("save_config_callback", SaveConfig)
+        if kwargs["save_config_callback"] is SaveConfig:
+            kwargs.setdefault("save_config_kwargs", {"save_to_log_dir": False})
+        kwargs.setdefault("parser_class", _Parser)
+        kwargs["trainer_defaults"] = _trainer_defaults(kwargs.get("trainer_defaults") or {})
+        super().__init__(*args, **kwargs)
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """Make a parser that knows shipped configurations and short names."""
+        kwargs.setdefault("parser_mode", PARSER_MODE)
+        kwargs.setdefault("prog", "leyden")
+        parser = super().init_parser(**kwargs)
+        if isinstance(parser, _Parser):
+            parser.sources = self.sources
+        return parser
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse the command line, a list of arguments, or a whole configuration."""
+        if isinstance(args, dict | Namespace):
+            self.config = parser.parse_object(full_names(args))
+            return
+        self.sources.arguments[:] = sys.argv[1:] if args is None else args
+        self.config = parser.parse_args(full_names_in_arguments(self.sources.arguments))
+
+    def instantiate_classes(self) -> None:
+        """Make the objects; what a constructor refuses is an error that names its key."""
+        try:
+            super().instantiate_classes()
+        except (ValueError, TypeError, OSError, MisconfigurationException) as error:
+            config = self.config.get(str(self.subcommand), self.config)
+            raise constructor_error(error, config.as_dict(), self.sources) from error
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run the subcommand between the plugins' hooks."""
+        with self._announced(subcommand), _ctrl_c_kept():
+            super()._run_subcommand(subcommand)
+
+    @contextlib.contextmanager
+    def _announced(self, subcommand: str) -> Iterator[None]:
+        """Tell the plugins that a run starts and how it ended."""
+        if not self.trainer.is_global_zero:
+            yield
+            return
+        keys = [getattr(logger, "key", None) for logger in self.trainer.loggers]
+        key = next((key for key in keys if isinstance(key, str)), uuid.uuid4().hex)
+        config = self.config.get(subcommand, self.config)
+        run = Run(key=key, name=subcommand, kind=subcommand, settings=config.as_dict())
+        manager().run_start(run)
+        status, text = "FINISHED", ""
+        try:
+            yield
+        except BaseException as error:
+            status, text = "FAILED" if isinstance(error, Exception) else "KILLED", one_line(error)
+            raise
+        finally:
+            result = RunResult(status=status, metrics=_metrics(self.trainer), error=text)
+            manager().run_end(run, result)
+
+
+class SaveConfig(SaveConfigCallback):
+    """Writes the resolved configuration where the logger keeps the run: an artifact, or a file."""
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write it once, on the first rank."""
+        text = self.parser.dump(self.config, skip_none=False, format="yaml")
+        for logger in trainer.loggers:
+            if callable(log_text := getattr(logger, "log_text_artifact", None)):
+                log_text(text, self.config_filename)
+            elif isinstance(logger, MLFlowLogger):
+                logger.experiment.log_text(logger.run_id, text, self.config_filename)
+            elif directory := getattr(logger, "log_dir", None):
+                Path(directory).mkdir(parents=True, exist_ok=True)
+                (Path(directory) / self.config_filename).write_text(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """What `fit_config` gives: the objects after training, and every last logged metric."""
+
+    trainer: Trainer
+    model: LightningModule
+    datamodule: LightningDataModule | None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def fit_config(
+    config: str | Path | Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    callbacks: Sequence[Callback] = (),
+    test: bool = True,
+) -> Fitted:
+    """Train as a LightningCLI configuration says, then test, in this process and quietly.
+
+    Args:
+        config: a YAML file, the name of a shipped one (``"sps_safe/digits"``), or a whole configuration.
+        overrides: values to replace: dotted keys such as ``"optimizer.init_args.M"``, or nested mappings.
+        callbacks: further callbacks.
+        test: whether to test after training, where the model and the data can.
+
+    Returns:
+        The trainer, the model, the data and the metrics.
+
+    Raises:
+        UsageError: if the configuration is wrong.
+        LeydenError: if the loss turns NaN; the text names step and metric.
+    """
+    if isinstance(config, Mapping):
+        files, document = [], full_names(dict(config))
+    else:
+        path = config_path(str(config))
+        files, document = [path], load_config(path)
+    document = merged(document, full_names(dict(overrides or {})))
+    with _quiet():
+        cli = LeydenCLI(
+            args=merged(document, _quiet_trainer(document)),
+            config_files=files,
+            run=False,
+            save_config_callback=None,
+            trainer_defaults={"callbacks": list(callbacks)},
+        )
+        cli.trainer.fit(cli.model, datamodule=cli.datamodule)
+        metrics = _metrics(cli.trainer)
+        if test and is_overridden("test_step", cli.model) and _has_test_data(cli.model, cli.datamodule):
+            cli.trainer.test(cli.model, datamodule=cli.datamodule, verbose=False)
+            metrics |= _metrics(cli.trainer)
+    return Fitted(trainer=cli.trainer, model=cli.model, datamodule=cli.datamodule, metrics=metrics)
+
+
+def run_config(
+    config: str | Path | Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    callbacks: Sequence[Callback] = (),
+    test: bool = True,
+) -> dict[str, float]:
+    """Train and test as a configuration says and return the last logged metrics; see `fit_config`."""
+    return fit_config(config, overrides, callbacks=callbacks, test=test).metrics
+
+
+class _ConfigFile(ActionConfigFile):
+    """The option ``--config``: a file, the name of a shipped one, or YAML itself."""
+
+    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
+        if not values.lstrip().startswith(("{", "[")) and "\n" not in values:
+            path = config_path(values)
+            parser.sources.files.append(path)
+            values = str(path)
+        super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]
+
+
+class _Parser(LightningArgumentParser):
+    """A parser that answers wrong input with one line."""
+
+    sources: Sources
+
+    def add_argument(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("action") is ActionConfigFile:
+            kwargs["action"] = _ConfigFile
+        return super().add_argument(*args, **kwargs)
+
+    def error(self, message: str, ex: Exception | None = None) -> Any:
+        if not self.exit_on_error:  # a parser of a nested class; its error is one of several tries
+            super().error(message, ex)
+        names = list(dict.fromkeys(_known_keys(self)))
+        raise parser_error(message, ex, self.sources, names) from ex
+
+
+def _known_keys(parser: LightningArgumentParser) -> Iterator[str]:
+    """Every key of a parser and of its subcommands."""
+    for action in parser._actions:
+        yield action.dest
+        for subparser in action.choices.values() if isinstance(action.choices, Mapping) else ():
+            yield from _known_keys(subparser)
+
+
+def _trainer_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The Trainer's arguments where the configuration says nothing."""
+    tracking = manager().settings.tracking
+    logger: Any = False
+    if tracking.enabled:
+        logger = {"class_path": _LOGGER, "init_args": {"experiment": tracking.experiment}}
+    callbacks = given.get("callbacks") or []
+    callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+    return {"logger": logger, "default_root_dir": RUNS, **given, "callbacks": [FiniteLoss(), *callbacks]}
+
+
+def _quiet_trainer(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What the Trainer of a cell does not do unless it is asked to."""
+    from leyden.tracking import active_run
+
+    said = document.get("trainer") or {}
+    callbacks = said.get("callbacks") or []
+    named = [item.get("class_path", "") if isinstance(item, Mapping) else str(item) for item in callbacks]
+    quiet = {
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": any(name.endswith("Checkpoint") for name in named),
+    }
+    logger = {"class_path": _LOGGER} if active_run() else False
+    return {"trainer": {**{key: value for key, value in quiet.items() if key not in said}, "logger": logger}}
+
+
+@contextlib.contextmanager
+def _ctrl_c_kept() -> Iterator[None]:
+    """Undo what Lightning makes of Ctrl-C: the status 1, and a deaf ear to the next one."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit as error:
+        if not isinstance(error.__context__, KeyboardInterrupt):
+            raise
+        signal.signal(signal.SIGINT, handler)
+        raise KeyboardInterrupt from None
+
+
+def _has_test_data(model: LightningModule, datamodule: LightningDataModule | None) -> bool:
+    return is_overridden("test_dataloader", datamodule or model)
+
+
+def _metrics(trainer: Trainer) -> dict[str, float]:
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Lightning's notes on hardware, seeds and loaders out of a cell's output."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        for message in (".*does not have many workers", "The number of training batches", ".*LeafSpec.*"):
+            warnings.filterwarnings("ignore", message=message)
+        try:
+            for logger in loggers:
+                logger.setLevel(logging.WARNING)
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+def _warn_once(line: str) -> None:
+    if line not in _warned:
+        _warned.add(line)
+        warnings.warn(f"leyden: {line}", stacklevel=3)
