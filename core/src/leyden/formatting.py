@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 MINUS = "\N{MINUS SIGN}"
 
+_LONG = {"val": "validation", "acc": "accuracy", "grad": "gradient", "sq": "squared"}
+
 
 def decimals_for(uncertainty: float) -> int | None:
     """Decimals that show an uncertainty with two significant digits; None where it says nothing.
@@ -53,8 +55,17 @@ def number(value: float, decimals: int | None = None, *, sign: bool = False) -> 
     return plus + text.replace("-", MINUS)
 
 
-def interval_text(mean: float, low: float, high: float, *, sign: bool = False) -> str:
+def interval_text(
+    mean: float, low: float, high: float, *, sign: bool = False, decimals: int | None = None
+) -> str:
     """A mean with its interval, all with the digits that the interval's width warrants.
+
+    Args:
+        mean: the mean.
+        low: lower end of its interval.
+        high: upper end.
+        sign: whether a plus sign is written.
+        decimals: how many, where several intervals stand in one column; None: as this one warrants.
 
     >>> interval_text(0.95821, 0.95212, 0.96431)
     '0.9582 [0.9521, 0.9643]'
@@ -64,19 +75,30 @@ def interval_text(mean: float, low: float, high: float, *, sign: bool = False) -
     if math.isnan(mean):
         return "none"
     if math.isinf(low) and math.isinf(high):
-        return f"{number(mean, sign=sign)} [no interval]"
-    decimals = decimals_for((high - low) / 2)
+        return f"{number(mean, decimals, sign=sign)} [no interval]"
+    if decimals is None:
+        decimals = decimals_for((high - low) / 2)
     low_text, high_text = number(low, decimals, sign=sign), number(high, decimals, sign=sign)
     return f"{number(mean, decimals, sign=sign)} [{low_text}, {high_text}]"
 
 
-def words(name: str) -> str:
-    """A metric's or a setting's key as a person reads it.
+def common_decimals(intervals: Iterable[tuple[float, float, float]]) -> int | None:
+    """Decimals for a column of means with intervals: what the middle one of the intervals warrants.
 
-    >>> words("test_accuracy")
-    'test accuracy'
+    >>> common_decimals([(0.5, 0.49, 0.51), (0.3, 0.1, 0.5), (0.97, 0.96, 0.98)])
+    3
     """
-    return name.replace("_", " ").replace("/", " ").strip()
+    halves = sorted((high - low) / 2 for _, low, high in intervals if 0 < high - low < math.inf)
+    return decimals_for(halves[(len(halves) - 1) // 2]) if halves else None
+
+
+def words(name: str) -> str:
+    """A metric's key as a person reads it.
+
+    >>> words("val_acc"), words("sps/grad_norm_sq")
+    ('validation accuracy', 'sps gradient norm squared')
+    """
+    return " ".join(_LONG.get(word, word) for word in name.replace("_", " ").replace("/", " ").split())
 
 
 def axis_label(name: str, unit: str = "") -> str:
