@@ -2,8 +2,8 @@
 
 ``loky`` runs them on this machine, ``ray`` on a Ray cluster. Both promise the same. A cell stores its own
 result before it returns, so what was measured survives whatever stops the run. A cell that raises is recorded
-with its traceback and the rest go on. A worker that dies takes no result with it: the cells that were being run
-at that moment are suspects and run again, each alone; one whose worker then dies as well is recorded as crashed.
+with its traceback and the rest go on. A worker that dies takes no result with it: the cells that were run at
+that moment are suspects and run again, each alone; one whose worker then dies as well is recorded as crashed.
 
 loky's own executor is used rather than `joblib.Parallel`, which runs a single job in the calling process: a
 crash there would end the whole run.
@@ -101,7 +101,7 @@ def stop_workers() -> None:
 def termination_as_exit() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into `SystemExit`, so that they are cleaned up after as Ctrl-C is.
 
-    A second one ends the process at once. Outside the main thread, which alone hears signals, nothing changes.
+    A second one ends the process at once. Outside the main thread, which alone hears them, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -159,15 +159,21 @@ def measured_from(raw: Mapping[str, Any]) -> Measured:
 
 def _number_or_series(name: str, value: Any) -> float | list[float]:
     try:
-        if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-            return [float(item) for item in value]
         if getattr(value, "ndim", 0) == 1:
-            return [float(item) for item in value.tolist()]
-        return float(value)
+            value = value.tolist()
+        if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+            return [_number(item) for item in value]
+        return _number(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"run() returned {value!r:.80} as '{name}', which is neither a number nor a series of numbers"
         ) from error
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str | bytes):
+        raise TypeError("a text is no number")
+    return float(value)
 
 
 def code_version(module: str) -> str:
