@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from leyden.logger import LeydenLogger
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_warn
@@ -91,7 +92,7 @@ class GradientNorm(Callback):
 
     def _acts(self, trainer: Trainer) -> bool:
         candidates: Iterable[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        tracked = any(map(_is_leyden_logger, trainer.loggers))
+        tracked = any(isinstance(logger, LeydenLogger) for logger in trainer.loggers)
         return self is next(
             (
                 one
@@ -136,9 +137,3 @@ def global_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 _HIDES_GRADIENTS = (DeepSpeedStrategy, FSDPStrategy)
-
-
-def _is_leyden_logger(logger: object) -> bool:
-    from leyden.logger import LeydenLogger
-
-    return isinstance(logger, LeydenLogger)

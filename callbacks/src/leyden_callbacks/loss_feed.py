@@ -56,9 +56,9 @@ class LossFeed(Callback):
     """Hands the loss of each optimizer step to the optimizers and callbacks that need it.
 
     An optimizer asks by the class attribute ``needs_loss = True``. In its step it finds two attributes,
-    ``pending_loss`` (`WindowLosses.matching`) and ``pending_mean_loss`` (`WindowLosses.mean`), both None if no
-    loss was backpropagated; it reads them after it ran its closure and sets both to None. A callback asks by
-    the same class attribute and calls `window_losses` in ``on_before_optimizer_step``.
+    ``pending_loss`` (`WindowLosses.matching`) and ``pending_mean_loss`` (`WindowLosses.mean`), both None if
+    no loss was backpropagated; it reads them after it ran its closure and sets both to None. A callback asks
+    by the same class attribute and calls `window_losses` in ``on_before_optimizer_step``.
 
     The two are right under gradient accumulation (short last window too), under distributed strategies that
     average gradients, under a GradScaler, and when an optimizer runs its closure several times in one step.
