@@ -119,6 +119,8 @@ def run_job(job: Job) -> None:
         if run is not None:
             track(run, result, results.log(job.cell))
         results.save(result)
+        if not results.log(job.cell).stat().st_size:
+            results.log(job.cell).unlink()
     except OSError as error:
         raise LeydenError(f"cannot store the result of {job.cell.name}: {error}") from error
 

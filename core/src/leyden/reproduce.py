@@ -1,0 +1,356 @@
+"""`leyden reproduce`: run claims, judge them, and leave a report and a tracked run of each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import traceback
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leyden.claims import SCALES, Cell, Claim, Scale, ScaleName, Table
+from leyden.errors import LeydenError, UsageError, one_line, unknown
+from leyden.execute import check_executor, run_cells, stop_workers, termination_as_exit
+from leyden.manager import Manager, Plugin, manager
+from leyden.model import Run, RunResult, Verdict
+from leyden.progress import CellProgress, say
+from leyden.provenance import provenance
+from leyden.results import Results, code_version, own_results
+from leyden.settings import TrackingSettings
+from leyden.tracking import RunWriter, Session, resolve_store, status_of
+from leyden.worker import Tracked, cell_params, find_modules_in, track
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+REPORTS = Path("leyden-reports")
+RESULTS = Path(".leyden", "results")
+
+
+def reproduce(
+    names: Sequence[str],
+    *,
+    scale: str = "laptop",
+    seeds: int | None = None,
+    jobs: int | None = None,
+    executor: str | None = None,
+    resume: bool = False,
+    console: Console | None = None,
+) -> int:
+    """Run claims and tell whether they hold here.
+
+    Args:
+        names: ``"plugin"`` for all its claims, or ``"plugin/claim"``.
+        scale: ``"smoke"``, ``"laptop"`` or ``"paper"``.
+        seeds: how many; the claim's own number for the scale if None.
+        jobs: how many cells run at the same time; plugins.toml's number, or one a core, if None.
+        executor: ``"loky"`` or ``"ray"``; plugins.toml's if None.
+        resume: go on where the newest invocation stopped that ran the same code.
+        console: where to print; standard output if None.
+
+    Returns:
+        The exit status: 0 if every cell ran, whatever the verdicts; 1 if one failed or a claim could not be
+        judged; 130 after Ctrl-C, 143 after SIGTERM.
+
+    Raises:
+        UsageError: if a name or a number is wrong.
+        LeydenError: if the tracking store or the working directory cannot be used.
+    """
+    if console is None:
+        from rich.console import Console
+
+        console = Console()
+    find_modules_in(Path.cwd())
+    plugins = manager()
+    plan = _plan(plugins, scale=scale, seeds=seeds, jobs=jobs, executor=executor, resume=resume)
+    claims = _claims(names, plugins)
+    complete = True
+    try:
+        with termination_as_exit(), _session(plugins.settings.tracking) as session:
+            for plugin, claim in claims:
+                complete &= _Reproduction(plugin, claim, plan, plugins, session, console).run()
+    except (KeyboardInterrupt, SystemExit) as stop:
+        command = [
+            "leyden reproduce",
+            *names,
+            f"--scale {scale}",
+            f"--seeds {seeds}" if seeds else "",
+            "--resume",
+        ]
+        say(console, f"Stopped; what was measured is stored. To go on: {' '.join(filter(None, command))}")
+        return stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 130
+    finally:
+        stop_workers()
+    return 0 if complete else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """How the user wants claims to be run."""
+
+    scale: ScaleName
+    seeds: int | None
+    jobs: int
+    executor: str
+    resume: bool
+
+
+def _plan(
+    plugins: Manager, *, scale: str, seeds: int | None, jobs: int | None, executor: str | None, resume: bool
+) -> _Plan:
+    settings = plugins.settings.execute
+    known = next((name for name in SCALES if name == scale), None)
+    if known is None:
+        raise unknown("scale", scale, SCALES)
+    for name, number in (("seeds", seeds), ("jobs", jobs)):
+        if number is not None and number < 1:
+            raise UsageError(f"--{name} {number}: must be at least 1")
+    chosen = executor or settings.executor
+    check_executor(chosen)
+    return _Plan(
+        scale=known, seeds=seeds, jobs=jobs or settings.jobs or _cores(), executor=chosen, resume=resume
+    )
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _claims(names: Sequence[str], plugins: Manager) -> list[tuple[Plugin, type[Claim]]]:
+    chosen: dict[str, tuple[Plugin, type[Claim]]] = {}
+    for name in names:
+        prefix, _, claim = name.partition("/")
+        plugin = plugins.plugin(prefix)
+        if claim:
+            found = [plugins.claim(prefix, claim)]
+        else:
+            found = [each for owner, each in plugins.claims() if owner.name == plugin.name]
+            if not found:
+                raise UsageError(f"plugin '{plugin.name}' has no claim that can be run")
+        chosen |= {f"{plugin.name}/{each.name}": (plugin, each) for each in found}
+    return list(chosen.values())
+
+
+@contextlib.contextmanager
+def _session(settings: TrackingSettings) -> Iterator[Session | None]:
+    if not settings.enabled:
+        yield None
+        return
+    with Session.open(resolve_store(settings)) as session:
+        yield session
+
+
+class _Reproduction:
+    """One claim, run once."""
+
+    def __init__(
+        self,
+        plugin: Plugin,
+        claim: type[Claim],
+        plan: _Plan,
+        plugins: Manager,
+        session: Session | None,
+        console: Console,
+    ) -> None:
+        self.plugin, self.plan, self.plugins = plugin, plan, plugins
+        self.session, self.console = session, console
+        self.experiment = plugins.settings.tracking.experiment
+        self.path = f"{claim.__module__}.{claim.__qualname__}"
+        self.claim = claim()
+        self.name = f"{plugin.name}/{claim.name}"
+        self.place = Path(plugin.name, claim.name, plan.scale)
+        self.seeds = plan.seeds or claim.seeds.get(plan.scale, claim.seeds.get("laptop", 1))
+        self.code = code_version(claim.__module__)
+        self.problems: list[str] = []
+        self.began = time.monotonic()
+
+    def run(self) -> bool:
+        """Run, judge and report it; return whether all of that went well."""
+        try:
+            cells = self._cells()
+        except Exception as error:
+            say(self.console, f"{self.name}: its cells cannot be listed: {one_line(error)}", "red")
+            return False
+        with own_results(
+            Path.cwd() / RESULTS / self.place, code=self.code, resume=self.plan.resume
+        ) as results:
+            run = self._open_run(cells)
+            announced = Run(
+                key=run.key if run else uuid.uuid4().hex,
+                name=self.name,
+                kind="claim",
+                plugin=self.plugin.name,
+                settings=self._settings(cells),
+            )
+            self.plugins.run_start(announced)
+            table = Table(())
+            try:
+                table = self._measure(cells, results, run)
+                complete = self._conclude(table, run)
+            except BaseException as error:
+                self._end(announced, run, table, status_of(error), one_line(error))
+                raise
+            self._end(
+                announced, run, table, "FINISHED" if complete else "FAILED", "; ".join(self._errors(table))
+            )
+        return complete
+
+    def _cells(self) -> list[Cell]:
+        cells = list(self.claim.cells(Scale(self.plan.scale, self.seeds)))
+        if not cells:
+            raise LeydenError(f"there is none at scale {self.plan.scale}")
+        if len({cell.digest for cell in cells}) < len(cells):
+            twice = next(cell for cell in cells if [each.digest for each in cells].count(cell.digest) > 1)
+            raise LeydenError(f"{twice.name} is there twice")
+        return cells
+
+    def _measure(self, cells: Sequence[Cell], results: Results, run: RunWriter | None) -> Table:
+        stored = [result for result in results.table(cells) if result.status == "done"]
+        tracked = None
+        if self.session and run:
+            tracked = Tracked(session=self.session.directory, parent=run.key, experiment=self.experiment)
+            for result in stored:
+                track(self._child(result.cell, run), result, results.log(result.cell))
+        for result in results.table(cells).failed:
+            results.discard(result.cell)
+        missing = len(cells) - len(stored)
+        jobs = min(self.plan.jobs, max(missing, 1))
+        note = f"{len(cells)} cells at {self.plan.scale} scale"
+        if self.plan.resume:
+            note += (
+                f", {len(stored)} of them measured before"
+                if stored
+                else ", none of them measured by this code"
+            )
+        say(self.console, f"{self.name}: {note}; {jobs} at a time", "dim")
+        expected = 60 * self.claim.minutes.get(self.plan.scale, 0) * missing / len(cells)
+        with CellProgress(self.console, self.name, total=missing, expected=expected) as progress:
+            run_cells(
+                self.path,
+                cells,
+                results=results,
+                jobs=jobs,
+                executor=self.plan.executor,
+                tracked=tracked,
+                on_done=progress.done,
+                on_death=progress.note,
+            )
+        return results.table(cells)
+
+    def _conclude(self, table: Table, run: RunWriter | None) -> bool:
+        from leyden.report import Report, to_terminal, write_report
+
+        report = Report(
+            claim=self.claim,
+            table=table,
+            verdicts=self._judge(table),
+            plugin=self.plugin.name,
+            scale=self.plan.scale,
+            paper=self.plugin.paper,
+            settings=self._settings([result.cell for result in table]),
+            provenance=provenance(),
+            seconds=time.monotonic() - self.began,
+            problems=tuple(self.problems),
+        )
+        files = write_report(REPORTS / self.place, report)
+        to_terminal(self.console, report)
+        for problem in files.problems:
+            lines = problem.strip().splitlines()
+            say(self.console, f"{lines[0]} {lines[-1]} (traceback in the report)", "red")
+        if run:
+            self._log(run, table, report.verdicts)
+            for path in (files.html, files.markdown, files.verdicts):
+                run.artifact(path)
+            for path in files.figures.values():
+                run.artifact(path, "figures")
+            say(self.console, f"MLflow run: {self._run_id(run)}")
+        say(self.console, f"Report: {files.html}")
+        return not table.failed and not files.problems
+
+    def _judge(self, table: Table) -> Sequence[Verdict]:
+        try:
+            verdicts = list(self.claim.judge(table))
+            for verdict in verdicts:
+                if not isinstance(verdict, Verdict):
+                    raise TypeError(f"judge() returned {verdict!r:.60}, which is no Verdict")
+        except Exception as error:
+            self.problems.append(f"The claim could not be judged.\n{traceback.format_exc()}")
+            return [
+                Verdict(
+                    statement=statement.id,
+                    text=statement.text,
+                    kind=statement.kind,
+                    outcome="undecided",
+                    estimate=float("nan"),
+                    low=float("nan"),
+                    high=float("nan"),
+                    threshold=float("nan"),
+                    detail=f"not judged: {one_line(error)}",
+                )
+                for statement in self.claim.statements
+            ]
+        return verdicts
+
+    def _open_run(self, cells: Sequence[Cell]) -> RunWriter | None:
+        if self.session is None:
+            return None
+        tags = {f"leyden.{name}": value for name, value in provenance().items()}
+        return self.session.run(
+            self.name,
+            experiment=self.experiment,
+            tags={**tags, "leyden.kind": "claim", "leyden.code": self.code},
+            params=self._settings(cells),
+        )
+
+    def _child(self, cell: Cell, run: RunWriter) -> RunWriter:
+        """The run of a cell that an earlier invocation measured."""
+        assert self.session is not None
+        return self.session.run(
+            cell.name,
+            experiment=self.experiment,
+            parent=run.key,
+            tags={"leyden.cell": cell.digest, "leyden.resumed": "true"},
+            params=cell_params(cell),
+        )
+
+    def _log(self, run: RunWriter, table: Table, verdicts: Sequence[Verdict]) -> None:
+        run.metrics({"cells": len(table), "failed_cells": len(table.failed)})
+        for verdict in verdicts:
+            run.tags({f"verdict.{verdict.statement}": verdict.outcome})
+            run.metrics(
+                {
+                    f"{verdict.statement}/{name}": getattr(verdict, name)
+                    for name in ("estimate", "low", "high")
+                }
+            )
+
+    def _end(self, announced: Run, run: RunWriter | None, table: Table, status: Any, error: str) -> None:
+        if run:
+            run.end(status)
+        metrics = {"cells": float(len(table)), "failed_cells": float(len(table.failed))}
+        self.plugins.run_end(announced, RunResult(status=status, metrics=metrics, error=error))
+
+    def _settings(self, cells: Sequence[Cell]) -> dict[str, Any]:
+        return {
+            "plugin": self.plugin.name,
+            "claim": self.claim.name,
+            "scale": self.plan.scale,
+            "seeds": self.seeds,
+            "cells": len(cells),
+            "jobs": self.plan.jobs,
+            "executor": self.plan.executor,
+        }
+
+    def _errors(self, table: Table) -> list[str]:
+        failed = [f"{result.cell.name} {result.status}" for result in table.failed]
+        return failed + [problem.partition("\n")[0] for problem in self.problems]
+
+    def _run_id(self, run: RunWriter) -> str:
+        try:
+            return run.run_id(timeout=10.0)
+        except LeydenError as error:
+            return f"not in the store yet: {error}"
