@@ -82,8 +82,8 @@ def merged(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, A
     Returns:
         A new configuration; lists are replaced whole.
 
-    >>> merged({"data": {"class_path": "A", "init_args": {"root": "x", "seed": 2}}}, {"data.init_args.seed": 3})
-    {'data': {'class_path': 'A', 'init_args': {'root': 'x', 'seed': 3}}}
+    >>> merged({"data": {"class_path": "A", "init_args": {"x": 1, "y": 2}}}, {"data.init_args.y": 3})
+    {'data': {'class_path': 'A', 'init_args': {'x': 1, 'y': 3}}}
     """
     result = dict(base)
     for dotted, value in overrides.items():

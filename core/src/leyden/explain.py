@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,16 +53,27 @@ class Place:
 
 @dataclass
 class Sources:
-    """Where the values of a configuration were written: files, the last one winning, then arguments."""
+    """Where the values of a configuration were written.
+
+    Attributes:
+        files: configuration files, the last one winning.
+        arguments: the command line, which wins over the files.
+        document: a whole configuration given as a mapping, which may replace values of the files.
+    """
 
     files: list[Path] = field(default_factory=list)
     arguments: list[str] = field(default_factory=list)
+    document: Mapping[str, Any] | None = None
 
     def place(self, keys: Sequence[str]) -> Place:
         """Find a value from the keys that lead to it, outermost first; levels between may be left out."""
         parts = [part for key in keys for part in key.split(".") if part]
         found = [_find(node, parts, path) for path, node in self._documents()]
         in_file = next((place for place in found if place), None)
+        if in_file is None and self.document is not None:
+            root = yaml.compose(yaml.safe_dump(self.document), yaml.SafeLoader)
+            if root and (place := _find(root, parts, None)):
+                return place
         for argument in self.arguments:
             option = argument.partition("=")[0]
             names = option.lstrip("-").rstrip("+").split(".")
@@ -143,18 +155,20 @@ def constructor_error(error: BaseException, config: Mapping[str, Any], sources: 
 def _meaning(text: str, keys: list[str], sources: Sources, names: Sequence[str], *, around: str) -> str:
     """One line for a text that is understood, else nothing; the text around it may tell further types."""
     file = shown(sources.files[-1]) if sources.files else "--config"
-    if found := re.search(
-        r"[Oo]ption '([^']+)'(?: is not accepted|$)|[Kk]ey \"?'?([\w.]+)'?\"? (?:is not expected|to check)",
-        text,
-    ):
-        return _unknown_key([*keys, found[1] or found[2]], sources, names)
+    if found := re.search(r"Group '([^']+)' does not accept option '([^']+)'", text):
+        return _unknown_key([f"{found[1]}.{found[2]}"], sources, names)
+    if found := re.search(r"[Oo]ption '([^']+)'(?: is not accepted|$)", text):
+        return _unknown_key([*keys, found[1]], sources, names)
+    if found := re.search(r"[Kk]ey [\"']([\w.]+)[\"'] (?:is not expected|to check)", text):
+        return _unknown_key([*keys, found[1]], sources, names)
     if found := re.search(r"unrecognized arguments: ([^\s=]+)", text):
         return f"unknown argument '{found[1]}'{_near(found[1], [f'--{name}' for name in names])}"
     if found := re.search(r"Expected a dot import path string: (\S+)", text):
         return f"{sources.place([*keys, 'class_path'])}{_unknown_component(found[1], keys)}"
     if found := re.search(r"Problem with given class_path '([^']+)':\s*(.+)", text, re.DOTALL):
         reason = " ".join(found[2].split())
-        return f"{sources.place([*keys, 'class_path'])}cannot import '{found[1]}': {reason}"
+        place = sources.place([*keys, "class_path"])
+        return f"{place}cannot import '{found[1]}': {reason}{_near(*_module_names(found[1]))}"
     if found := re.search(r"the following arguments are required: (.+)", text):
         return f"{sources.place(keys)}required and not given: {found[1]}"
     if found := re.search(r"Import path (\S+) does not correspond to a subclass of (\w+)", text):
@@ -176,16 +190,15 @@ def _meaning(text: str, keys: list[str], sources: Sources, names: Sequence[str],
 def _unknown_component(name: str, keys: Sequence[str]) -> str:
     kind = _KINDS.get(keys[0] if len(keys) == 1 else "")
     components = [item.name for _, item in manager().components() if kind in (None, item.kind)]
-    return f"{unknown('component', name, components)} A class of your own needs its module: 'module.{name}'"
+    error = str(unknown("component", name, components))
+    return error if error.endswith("?") else f"{error}; a class of your own needs its module, 'module.{name}'"
 
 
 def _unknown_key(keys: list[str], sources: Sources, names: Sequence[str]) -> str:
     if len(keys) == 1:  # a key of the parser itself: blame the first level that it does not know
         parts = keys[0].split(".")
         levels = [".".join(parts[: count + 1]) for count in range(len(parts))]
-        known = {
-            name[: len(level)] for name in names for level in levels if f"{name}.".startswith(f"{level}.")
-        }
+        known = [level for level in levels if any(f"{name}.".startswith(f"{level}.") for name in names)]
         keys = [next((level for level in levels if level not in known), keys[0])]
     place = sources.place(keys)
     if not place.class_path:
@@ -201,6 +214,12 @@ def _near(name: str, known: Sequence[str]) -> str:
     """The nearest valid names, for a name among too many to list."""
     near = difflib.get_close_matches(name, known, n=2, cutoff=0.6)
     return "; did you mean " + " or ".join(f"'{choice}'" for choice in near) + "?" if near else ""
+
+
+def _module_names(path: str) -> tuple[str, list[str]]:
+    """The last name of a dotted path, and the names that its module has, where that is imported."""
+    module, _, name = path.rpartition(".")
+    return name, dir(sys.modules[module]) if module in sys.modules else []
 
 
 def _types(text: str) -> str:
@@ -219,7 +238,7 @@ def _leads_to(names: Sequence[str], parts: Sequence[str]) -> bool:
     return last and all(part in rest for part in parts if part != "class_path")
 
 
-def _find(root: yaml.Node, parts: Sequence[str], path: Path) -> Place | None:
+def _find(root: yaml.Node, parts: Sequence[str], path: Path | None) -> Place | None:
     """Find a value in a YAML document, and the class that has it among its ``init_args``."""
     found = _descend(root, parts)
     if found is None or not found[0]:
@@ -229,7 +248,7 @@ def _find(root: yaml.Node, parts: Sequence[str], path: Path) -> Place | None:
     if len(owners) > 1 and len(key) > 1 and key[-2] == "init_args":
         named = _child(owners[-2], "class_path")
         class_path = str(named.value) if named else ""
-    return Place(f"{shown(path)}:{line}: ", ".".join(map(str, key)), class_path)
+    return Place(f"{shown(path)}:{line}: " if path else "", ".".join(map(str, key)), class_path)
 
 
 def _descend(root: yaml.Node, parts: Sequence[str]) -> tuple[Key, yaml.Node, int, list[yaml.Node]] | None:

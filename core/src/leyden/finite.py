@@ -19,8 +19,8 @@ class FiniteLoss(Callback):
     at the end of an epoch: watching costs no synchronisation a step, and the step that is named is exact.
 
     An optimizer that documents to skip such steps says so by the class attribute ``skips_nonfinite = True``;
-    a gradient scaler skips them too. Then only a loss that stays not finite for ``every`` batches, or from the
-    first to the last, ends the run. A metric with ``loss`` in its name that is NaN after validation or
+    a gradient scaler skips them too. Then only a loss that stays not finite for ``every`` batches, or from
+    the first to the last, ends the run. A metric with ``loss`` in its name that is NaN after validation or
     testing always does.
 
     Args:

@@ -32,13 +32,12 @@ from leyden.configuration import (
 from leyden.errors import one_line
 from leyden.explain import Sources, constructor_error, parser_error
 from leyden.finite import FiniteLoss
-from leyden.manager import load_object, manager
+from leyden.manager import load_object, manager, warn_once
 from leyden.model import Run, RunResult
 
 RUNS = "leyden-runs"
 """Folder of checkpoints, in the working directory."""
 _LOGGER = "leyden.logger.LeydenLogger"
-_warned: set[str] = set()
 
 
 def callbacks_factory() -> list[Callback]:
@@ -52,7 +51,7 @@ def callbacks_factory() -> list[Callback]:
     try:
         plugins = manager()
         for problem in plugins.problems:
-            _warn_once(problem)
+            warn_once(problem)
         for path in plugins.callback_paths():
             try:
                 callback = load_object(path)()
@@ -60,9 +59,9 @@ def callbacks_factory() -> list[Callback]:
                     raise TypeError(f"{path} makes a {type(callback).__name__}, not a Callback")
                 callbacks.append(callback)
             except Exception as error:
-                _warn_once(f"callback {path} is left out: {one_line(error)}")
+                warn_once(f"callback {path} is left out: {one_line(error)}")
     except Exception as error:
-        _warn_once(f"no callbacks are added: {one_line(error)}")
+        warn_once(f"no callbacks are added: {one_line(error)}")
     return callbacks
 
 
@@ -70,8 +69,8 @@ class LeydenCLI(LightningCLI):
     """LightningCLI with shipped configurations, short names, tracking, and errors of one line.
 
     ``--config sps_safe/digits`` names a YAML that a plugin ships, ``class_path: SPSSafe`` a component of an
-    installed plugin. Runs are recorded by `leyden.logger.LeydenLogger` unless the configuration names a logger
-    or plugins.toml turns tracking off. Classes of the working directory are found.
+    installed plugin. Runs are recorded by `leyden.logger.LeydenLogger` unless the configuration names a
+    logger or plugins.toml turns tracking off. Classes of the working directory are found.
 
     Takes what LightningCLI takes, and
 
@@ -98,6 +97,7 @@ class LeydenCLI(LightningCLI):
         """Make a parser that knows shipped configurations and short names."""
         kwargs.setdefault("parser_mode", PARSER_MODE)
         kwargs.setdefault("prog", "leyden")
+        kwargs.setdefault("allow_abbrev", False)
         parser = super().init_parser(**kwargs)
         if isinstance(parser, _Parser):
             parser.sources = self.sources
@@ -106,6 +106,7 @@ class LeydenCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the command line, a list of arguments, or a whole configuration."""
         if isinstance(args, dict | Namespace):
+            self.sources.document = args if isinstance(args, dict) else args.as_dict()
             self.config = parser.parse_object(full_names(args))
             return
         self.sources.arguments[:] = sys.argv[1:] if args is None else args
@@ -130,8 +131,11 @@ class LeydenCLI(LightningCLI):
         if not self.trainer.is_global_zero:
             yield
             return
-        keys = [getattr(logger, "key", None) for logger in self.trainer.loggers]
-        key = next((key for key in keys if isinstance(key, str)), uuid.uuid4().hex)
+        from leyden.logger import LeydenLogger
+
+        # the first use of a run opens it: a store that does not answer stops the run here, before it trains
+        keys = [logger.experiment.key for logger in self.trainer.loggers if isinstance(logger, LeydenLogger)]
+        key = keys[0] if keys else uuid.uuid4().hex
         config = self.config.get(subcommand, self.config)
         run = Run(key=key, name=subcommand, kind=subcommand, settings=config.as_dict())
         manager().run_start(run)
@@ -152,9 +156,11 @@ class SaveConfig(SaveConfigCallback):
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write it once, on the first rank."""
         text = self.parser.dump(self.config, skip_none=False, format="yaml")
+        from leyden.logger import LeydenLogger
+
         for logger in trainer.loggers:
-            if callable(log_text := getattr(logger, "log_text_artifact", None)):
-                log_text(text, self.config_filename)
+            if isinstance(logger, LeydenLogger):
+                logger.log_text(text, self.config_filename)
             elif isinstance(logger, MLFlowLogger):
                 logger.experiment.log_text(logger.run_id, text, self.config_filename)
             elif directory := getattr(logger, "log_dir", None):
@@ -258,7 +264,8 @@ class _Parser(LightningArgumentParser):
 def _known_keys(parser: LightningArgumentParser) -> Iterator[str]:
     """Every key of a parser and of its subcommands."""
     for action in parser._actions:
-        yield action.dest
+        if not action.dest.endswith(("help", "config")):
+            yield action.dest
         for subparser in action.choices.values() if isinstance(action.choices, Mapping) else ():
             yield from _known_keys(subparser)
 
@@ -326,9 +333,3 @@ def _quiet() -> Iterator[None]:
         finally:
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
-
-
-def _warn_once(line: str) -> None:
-    if line not in _warned:
-        _warned.add(line)
-        warnings.warn(f"leyden: {line}", stacklevel=3)

@@ -41,6 +41,7 @@ _log = logging.getLogger("leyden")
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("leyden_"))
 _Item = TypeVar("_Item")
+_warned: set[str] = set()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +104,6 @@ class Manager:
         self._hooks = pluggy.PluginManager(GROUP)
         self._hooks.add_hookspecs(hookspecs)
         self._options: dict[str, dict[str, Any]] = {}
-        self._warned: set[str] = set()
 
     @property
     def active(self) -> list[Plugin]:
@@ -199,7 +199,7 @@ class Manager:
                     plugin, "leyden_callbacks", _dotted, options=dict(self._options[plugin.name])
                 )
             except Exception as error:
-                _log.warning("%s: leyden_callbacks: %s", plugin.title, one_line(error))
+                warn_once(f"{plugin.title}: leyden_callbacks: {one_line(error)}")
         return list(dict.fromkeys(paths))
 
     def run_start(self, run: Run) -> None:
@@ -215,12 +215,7 @@ class Manager:
             try:
                 self._call(plugin, hook, **arguments)
             except Exception as error:
-                self._warn(f"{plugin.title}: {hook} raised {one_line(error)}")
-
-    def _warn(self, line: str) -> None:
-        if line not in self._warned:
-            self._warned.add(line)
-            _log.warning(line)
+                warn_once(f"{plugin.title}: {hook} raised {one_line(error)}")
 
     def _call(self, plugin: Plugin, hook: str, **arguments: object) -> Any:
         """Call one plugin's implementation of a hook; None where it has none."""
@@ -329,6 +324,13 @@ def discover(settings: Settings | None = None) -> Manager:
 def manager() -> Manager:
     """The plugins of this process, found at the first call from the working directory of that moment."""
     return discover()
+
+
+def warn_once(line: str) -> None:
+    """Warn in one line, once a process."""
+    if line not in _warned:
+        _warned.add(line)
+        _log.warning("leyden: %s", line)
 
 
 def load_object(path: str) -> Any:
