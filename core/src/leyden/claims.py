@@ -193,7 +193,8 @@ class Table:
         """The metric of an arm, a value for each seed that has it.
 
         Raises:
-            ValueError: if the arm has several cells of one seed (give its setting).
+            ValueError: if the arm has several cells of one seed (give its setting), or the metric is a
+                series.
         """
         values: dict[int, float] = {}
         for result in self.select(arm):
@@ -201,7 +202,10 @@ class Table:
                 continue
             if result.cell.seed in values:
                 raise ValueError(f"arm {arm} has several cells of seed {result.cell.seed}; give its setting")
-            values[result.cell.seed] = float(result.measured[metric])  # type: ignore[arg-type]
+            value = result.measured[metric]
+            if isinstance(value, Sequence):
+                raise ValueError(f"{metric} of {result.cell.name} is a series, not a number")
+            values[result.cell.seed] = float(value)
         return values
 
     def series(self, arm: Arm, name: str) -> list[list[float]]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from leyden.claims import Arm, Claim, Mode, Table
 from leyden.formatting import axis_label, common_decimals, interval_text, listing, words
 from leyden.statistics import GridPoint, Interval, Selection, best, interval
+from leyden.summary import selections
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,6 +29,9 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7
 _MARKERS = ("o", "s", "D", "^", "v", "P", "h", "*")
 _CROSS: dict[str, Any] = {"marker": "x", "ms": 8, "mew": 2}
 _LINES = ("-", "--", "-.", (0, (1, 1.2)), (0, (5, 1, 1, 1, 1, 1)))
+
+LEGEND = "leyden-legend"
+"""The identity of a legend that may be arranged anew for another width."""
 
 WIDTH = 8.4
 """Width of a figure in inches; at 100 dots an inch it fills the report's column."""
@@ -173,8 +177,8 @@ def setting_figure(
     figure, axes = new_figure(
         max(len(keys), 1),
         title=title or f"{_capital(words(metric))} against the setting",
-        alt=f"{_capital(words(metric))} against {listing(keys, at_most=8)}, mean and 95 % interval over seeds, "
-        f"for {names}. The numbers are in the tables of tuning.",
+        alt=f"{_capital(words(metric))} against {listing(keys, at_most=8)}, mean and 95 % interval over "
+        f"seeds, for {names}. The numbers are in the tables of tuning.",
     )
     look, tuned = styles(table.methods), selections or {}
     failed = ringed = False
@@ -294,13 +298,6 @@ def default_figure(claim: Claim, table: Table) -> dict[str, Figure]:
     return figures
 
 
-def selections(claim: Claim, table: Table) -> dict[str, Selection]:
-    """What tuning on the claim's validation metric (or, without one, on its metric) chose for each method."""
-    metric = claim.validation or claim.metric
-    mode = (claim.validation_mode or claim.mode) if claim.validation else claim.mode
-    return {method: best(table, method, metric, mode) for method in table.methods}
-
-
 def _arm_styles(arms: Sequence[Arm], table: Table) -> list[Style]:
     """The methods' looks; where a method is drawn at several settings, each arm its own."""
     methods = [arm.method for arm in arms]
@@ -353,7 +350,7 @@ def place_legend(figure: Figure, handles: Sequence[Any], names: Sequence[str]) -
     figure.legend(
         handles, names, loc="outside lower left", ncols=columns, frameon=False, fontsize=9.5, labelcolor=INK,
         handlelength=3.2, columnspacing=1.8,
-    )  # fmt: skip
+    ).set_gid(LEGEND)  # fmt: skip
 
 
 def _legend_width(names: Sequence[str], columns: int) -> float:
@@ -390,7 +387,7 @@ def _name_row(ax: Axes, place: int, arm: Arm, found: Interval, decimals: int | N
         side, x = "center", found.mean
     ax.annotate(
         interval_text(*found, decimals=decimals), (x, place), (0, 8), textcoords="offset points", ha=side,
-        fontsize=8.5, color=MUTED, bbox={"boxstyle": "square,pad=0.15", "fc": SURFACE, "ec": "none"}, zorder=2,
+        fontsize=8.5, color=MUTED, zorder=2, bbox={"boxstyle": "square,pad=0.15", "fc": SURFACE, "lw": 0},
     )  # fmt: skip
 
 

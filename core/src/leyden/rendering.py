@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from leyden.figures import place_legend
+from leyden.figures import LEGEND, place_legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,22 +28,27 @@ def png(figure: Figure, *, narrow: bool = False) -> bytes:
 
     Args:
         figure: any figure of matplotlib.
-        narrow: whether the page is narrow: panels are stacked, the title is wrapped, the legend rearranged.
-            Panels that are not one row of equals stay as they are.
+        narrow: whether the page is narrow: panels are stacked, titles wrapped, the legend rearranged. A
+            figure whose panels are not one row of equals stays as it is.
 
     Returns:
         The file's content.
     """
-    if narrow:
-        with _narrowed(figure):
-            return _drawn(figure)
-    return _drawn(figure)
+    with _narrowed(figure) if narrow and _can_be_narrow(figure) else nullcontext(), _wrapped(figure):
+        return _drawn(figure)
+
+
+def size(content: bytes) -> tuple[int, int]:
+    """Width and height of a PNG made by `png`, in the pixels of a page."""
+    from PIL import Image
+
+    width, height = Image.open(io.BytesIO(content)).size
+    return round(width * 100 / DOTS), round(height * 100 / DOTS)
 
 
 def _drawn(figure: Figure) -> bytes:
     from PIL import Image
 
-    _wrap_texts(figure)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DOTS, facecolor=figure.get_facecolor())
     # 256 colours take a third of the space, and no eye sees the difference in a plot
@@ -80,13 +85,17 @@ def _narrowed(figure: Figure) -> Iterator[None]:
         _rearrange_legend(figure)
 
 
+def _can_be_narrow(figure: Figure) -> bool:
+    return len(figure.axes) == 1 or _is_row(figure)
+
+
 def _is_row(figure: Figure) -> bool:
     """Whether the axes are one row of equal columns, none of them a colour bar or an inset."""
     specs = [ax.get_subplotspec() for ax in figure.axes]
     if len(specs) < 2 or any(spec is None for spec in specs):
         return False
-    shapes = {spec.get_gridspec().get_geometry() for spec in specs if spec is not None}
-    return shapes == {(1, len(specs))}
+    grids = {spec.get_gridspec() for spec in specs if spec is not None}
+    return len(grids) == 1 and grids.pop().get_geometry() == (1, len(specs))
 
 
 def _shares_y(figure: Figure) -> bool:
@@ -94,20 +103,29 @@ def _shares_y(figure: Figure) -> bool:
     return all(first.get_shared_y_axes().joined(first, ax) for ax in figure.axes)
 
 
-def _wrap_texts(figure: Figure) -> None:
-    """Break the title and the labels of the horizontal axes where they would leave the figure."""
+@contextmanager
+def _wrapped(figure: Figure) -> Iterator[None]:
+    """Break titles and the labels of the horizontal axes where they would leave the figure."""
     width = figure.get_size_inches()[0] - 0.25
+    shapes = [spec.get_gridspec().ncols for ax in figure.axes if (spec := ax.get_subplotspec()) is not None]
+    column = 0.85 * width / max(shapes, default=1)
     title = getattr(figure, "_suptitle", None)
-    texts = [(title, width)] if title is not None else []
-    columns = len(figure.axes) if _is_row(figure) else 1
-    texts += [(ax.xaxis.label, 0.85 * width / columns) for ax in figure.axes]
-    for text, room in texts:
-        letters = int(room / (_LETTER * text.get_fontsize()))
-        text.set_text(textwrap.fill(" ".join(text.get_text().split()), max(letters, 12)))
+    rooms = [] if title is None else [(title, width)]
+    for ax in figure.axes:
+        rooms += [(ax.xaxis.label, column), (ax.title, column)]
+    before = [text.get_text() for text, _ in rooms]
+    for text, room in rooms:
+        letters = max(int(room / (_LETTER * text.get_fontsize())), 12)
+        text.set_text("\n".join(textwrap.fill(line, letters) for line in text.get_text().split("\n")))
+    try:
+        yield
+    finally:
+        for (text, _), old in zip(rooms, before, strict=True):
+            text.set_text(old)
 
 
 def _rearrange_legend(figure: Figure) -> None:
-    for legend in list(figure.legends):
+    for legend in [legend for legend in figure.legends if legend.get_gid() == LEGEND]:
         handles, names = list(legend.legend_handles), [text.get_text() for text in legend.get_texts()]
         legend.remove()
         place_legend(figure, handles, names)

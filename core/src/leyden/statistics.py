@@ -363,10 +363,7 @@ def rate(
             slopes[seed] = slope
     sample = _Sample(slopes, max((abs(slope) for slope in slopes.values()), default=0.0))
     outcome, needed, reasons = _decide(sample, low, high, lost)
-    about = (
-        f"log-log slope over {count(len(x), 'point')} of {count(len(slopes), 'seed')}, "
-        f"against {number(low)} to {number(high)}"
-    )
+    about = f"log-log slope over {count(len(x), 'point')} of {count(len(slopes), 'seed')}"
     return Verdict(
         statement=statement.id,
         text=statement.text,
@@ -568,7 +565,7 @@ def _about(left: _Reading, right: _Reading, metric: str, mode: Mode, by: Compari
         sides.append(reading.label + tuned)
     wish = "larger" if mode == "max" else "smaller"
     return (
-        f"{sides[0]} against {sides[1]}: {by} of {words(metric)} ({wish} is better), {count(pairs, 'pair')}"
+        f"{sides[0]}, against {sides[1]}: {by} of {words(metric)} ({wish} is better), {count(pairs, 'pair')}"
     )
 
 
