@@ -1,0 +1,214 @@
+"""What a component owes among processes: right under DDP and FSDP2, and resumed after its process was killed.
+
+Importing Lightning costs seconds a process, so all components of a plugin share one group of two.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from leyden.model import Component
+from leyden.testing.kit import Case, Subject
+from leyden.testing.resume import RestoreRNG
+from leyden.testing.training import far, fit, in_double, tolerance_of, unequal
+from leyden.testing.values import value_of
+
+STEPS = 20
+"""Optimizer steps that are compared."""
+
+TASKS = {
+    "ddp": "Two processes under DDP equal one process on their joint batch.",
+    "fsdp2": "Two processes with sharded parameters (FSDP2) equal one process on their joint batch.",
+    "kill-resume": "A training killed by signal 9 and resumed from a checkpoint equals an undisturbed one.",
+}
+TIME_LIMIT = 120.0
+"""Seconds a task may take; two processes that wait for each other never end."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training in other processes.
+
+    Attributes:
+        name: one of `TASKS`.
+        subject: the component.
+    """
+
+    name: str
+    subject: Subject
+
+    def to_json(self) -> dict[str, Any]:
+        """The task as `leyden.testing.rank` reads it."""
+        return {"name": self.name, **asdict(self.subject)}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Task:
+        """The task that was written."""
+        component = Component(**value["component"])
+        return cls(value["name"], Subject(component, value["from_paper"], value["contributed"]))
+
+
+def process_cases(subjects: Sequence[Subject]) -> Iterator[Case]:
+    """The cases that need processes, of all components of a plugin; the first that runs starts the processes.
+
+    Args:
+        subjects: the components.
+
+    Yields:
+        A case for each check that a component owes.
+    """
+    tasks = [Task(name, subject) for subject in subjects for name in TASKS if _owes(name, subject.component)]
+    group = _Group([task for task in tasks if task.name not in task.subject.component.exempt])
+    for task in tasks:
+        component = task.subject.component
+        yield Case(
+            component.name,
+            task.name,
+            TASKS[task.name],
+            functools.partial(group.findings, task),
+            exempt=component.exempt.get(task.name, ""),
+        )
+
+
+class _Group:
+    """The trainings of a plugin's components in other processes, made when first asked for."""
+
+    def __init__(self, tasks: list[Task]) -> None:
+        self._tasks = tasks
+        self._found: dict[int, list[str]] = {}
+
+    def findings(self, task: Task) -> Iterable[str]:
+        if not self._found:
+            with tempfile.TemporaryDirectory() as folder:
+                self._run(Path(folder))
+        return self._found[self._tasks.index(task)]
+
+    def _run(self, folder: Path) -> None:
+        """Run all tasks; where one breaks its processes, go on with the next in new ones."""
+        start = 0
+        while start < len(self._tasks):
+            failure = _run_processes(self._tasks, start, folder)
+            stop = len(self._tasks) if failure is None else failure[0]
+            for place in range(start, stop):
+                self._found[place] = list(_compared(self._tasks[place], folder / str(place)))
+            if failure is not None:
+                self._found[stop] = [failure[1]]
+            start = stop + 1
+
+
+def _owes(name: str, component: Component) -> bool:
+    if name == "kill-resume":
+        return component.kind in ("optimizer", "lr_scheduler", "callback", "module") and hasattr(os, "fork")
+    trains = component.kind in ("optimizer", "lr_scheduler", "callback", "module", "layer")
+    return name in component.supports and (trains or (name == "ddp" and component.kind in ("metric", "loss")))
+
+
+def _run_processes(tasks: Sequence[Task], start: int, folder: Path) -> tuple[int, str] | None:
+    """Start the processes for the tasks from a place on; tell the place and fault of the first that broke."""
+    (folder / "tasks.json").write_text(json.dumps([task.to_json() for task in tasks]))
+    ranks = 2 if any(task.name != "kill-resume" for task in tasks[start:]) else 1
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+        "WORLD_SIZE": str(ranks),
+        "TORCHELASTIC_RUN_ID": "leyden",  # Lightning then takes the processes that exist
+        "OMP_NUM_THREADS": "1",
+    }
+    logs = [folder / f"rank{rank}.log" for rank in range(ranks)]
+    processes = []
+    for rank, log in enumerate(logs):
+        with log.open("w") as file:
+            command = [sys.executable, "-m", "leyden.testing.rank", str(folder), str(start)]
+            numbers = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            processes.append(
+                subprocess.Popen(
+                    command, env={**environment, **numbers}, stdout=file, stderr=subprocess.STDOUT
+                )
+            )
+    try:
+        return _watch(processes, tasks, start, folder, logs)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _watch(
+    processes: Sequence[subprocess.Popen[bytes]],
+    tasks: Sequence[Task],
+    start: int,
+    folder: Path,
+    logs: Sequence[Path],
+) -> tuple[int, str] | None:
+    place, since = start, time.monotonic()
+    while True:
+        done = _done(tasks, start, folder, len(processes))
+        if done > place:
+            place, since = done, time.monotonic()
+        if place == len(tasks):
+            return None
+        for process, log in zip(processes, logs, strict=True):
+            if process.poll() is not None:
+                done = _done(tasks, start, folder, len(processes))
+                if done == len(tasks):
+                    return None
+                text = log.read_text().strip() or f"a process ended with status {process.returncode}"
+                return done, "a process failed:\n" + "\n".join(text.splitlines()[-15:])
+        if time.monotonic() - since > TIME_LIMIT:
+            return place, f"after {TIME_LIMIT:.0f} s the processes still wait for each other"
+        time.sleep(0.05)
+
+
+def _done(tasks: Sequence[Task], start: int, folder: Path, ranks: int) -> int:
+    """The place of the first task that not every process has finished."""
+    for place in range(start, len(tasks)):
+        wanted = 1 if tasks[place].name == "kill-resume" else ranks
+        if any(not (folder / str(place) / f"done{rank}").exists() for rank in range(wanted)):
+            return place
+    return len(tasks)
+
+
+def _compared(task: Task, folder: Path) -> Iterator[str]:
+    """Compare what the processes left with the same in this one."""
+    subject = task.subject
+    if task.name == "kill-resume":
+        through = fit(subject, steps=6, shuffle=True, callbacks=[RestoreRNG()])
+        saved = folder / "step=3.ckpt"
+        if not saved.exists():
+            yield "the killed training left no checkpoint of its last step"
+            return
+        resumed = fit(subject, steps=6, shuffle=True, callbacks=[RestoreRNG()], resume_from=saved)
+        if difference := unequal(through.final, resumed.final):
+            yield f"the training that went on after the kill differs from an uninterrupted one: {difference}"
+        return
+    first, second = (torch.load(folder / f"state{rank}.pt", weights_only=True) for rank in (0, 1))
+    if difference := unequal(first, second):
+        yield f"the two processes end with different numbers: {difference}"
+    if subject.component.kind in ("metric", "loss"):
+        joint = value_of(subject)
+    else:
+        joint = fit(subject, steps=STEPS, joined=2, double=in_double(subject)).final
+    if difference := far(joint, first, tolerance_of(subject)):
+        yield f"two processes and one process on the joint batch differ: {difference}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
