@@ -1,8 +1,8 @@
 """The report as one page of HTML that needs nothing beside it.
 
 Style and pictures are inside the file and its policy forbids any request. It is for a light and a dark
-screen, for a wide and a narrow one (each picture is there for both), and for a screen reader: headings in order,
-tables with scopes and captions, texts for what is drawn, verdicts as words.
+screen, for a wide and a narrow one (each picture is there for both), and for a screen reader: headings in
+order, tables with scopes and captions, texts for what is drawn, verdicts as words.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _verdicts(report: Report) -> Iterator[str]:
         yield _verdict(verdict, says.get(verdict.statement, ""), report)
     if report.verdicts:
         yield (
-            '<p class="note">In brackets: Student\'s 95 % interval over seeds, of paired differences or ratios, '
+            '<p class="note">In brackets: the 95 % interval over seeds, of paired differences or ratios, '
             "so oriented that larger favours the statement. A statement holds if the interval lies wholly on "
             "the right side of its threshold, does not hold if it lies wholly on the other, and is undecided "
             "in between.</p>"
@@ -147,8 +147,8 @@ def _figures(pictures: Mapping[str, Picture]) -> Iterator[str]:
         words = escape(drawn.words or f"Figure {name}; its numbers are in the tables of this page.")
         narrow = f'<source media="(max-width: 640px)" {_source(drawn.narrow, "srcset")}>'
         yield (
-            f'<figure class="card"><picture>{narrow}<img {_source(drawn.wide, "src")} alt="{words}"></picture>'
-            f"<figcaption>{escape(name)}.png</figcaption></figure>"
+            f'<figure class="card"><picture>{narrow}<img {_source(drawn.wide, "src")} alt="{words}">'
+            f"</picture><figcaption>{escape(name)}.png</figcaption></figure>"
         )
 
 
@@ -224,7 +224,8 @@ def _table(
     quiet = "" if show_caption else ' class="quiet"'
     return (
         f'<table class="stack" role="table"><caption{quiet}>{escape(caption)}</caption>'
-        f'<thead role="rowgroup"><tr role="row">{head}</tr></thead><tbody role="rowgroup">{"".join(rows)}</tbody></table>'
+        f'<thead role="rowgroup"><tr role="row">{head}</tr></thead>'
+        f'<tbody role="rowgroup">{"".join(rows)}</tbody></table>'
     )
 
 
@@ -248,9 +249,7 @@ def _icon(outcome: Outcome) -> str:
 def _scale(verdict: Verdict) -> str:
     """The interval against its threshold, drawn; nothing where there is no interval."""
     ends = [verdict.low, verdict.estimate, verdict.high]
-    limits = (
-        [verdict.threshold] if verdict.threshold_high is None else [verdict.threshold, verdict.threshold_high]
-    )
+    limits = [verdict.threshold, math.inf if verdict.threshold_high is None else verdict.threshold_high]
     marks = [limit for limit in limits if math.isfinite(limit)]
     if not all(map(math.isfinite, ends)) or not marks:
         return ""

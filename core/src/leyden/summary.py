@@ -252,8 +252,8 @@ def every_number(claim: Claim, table: Table) -> Iterator[tuple[str, SummaryTable
         name for numbers in measured for name, value in numbers.items() if not isinstance(value, Sequence)
     )
     for name in names:
-        values = {arm: list(_finite(table, arm, name).values()) for arm in arms}
-        found = {str(arm): (interval(known), len(known)) for arm, known in values.items() if known}
+        values = {str(arm): list(_finite(table, arm, name).values()) for arm in arms}
+        found = {arm: (interval(known), len(known)) for arm, known in values.items() if known}
         decimals = common_decimals(mean for mean, _ in found.values())
         rows = tuple(
             (arm, interval_text(*mean, decimals=decimals), str(seeds)) for arm, (mean, seeds) in found.items()
