@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from leyden.hookspecs import hookimpl
-from leyden.model import Paper
+from leyden.model import Capability, Component, Paper
 
 LEYDEN_API = 1
 
@@ -22,7 +24,54 @@ def leyden_paper() -> Paper:
         summary="Polyak step sizes with one safeguard constant: no learning rate to tune, no blow-up.",
         code="https://github.com/dimitris-oik/sps_safe",
         exact=(
-            "Update rules, momentum form and initialisation follow the authors' released code; the constants of "
-            "the bounds and the weight decay of the momentum form are reconstructed."
+            "Update rules, momentum form and initialisation follow the authors' released code; the constants "
+            "of the bounds and the weight decay of the momentum form are reconstructed."
         ),
     )
+
+
+@hookimpl
+def leyden_components() -> Iterable[Component]:
+    """The two optimizers, what they are compared with, the monitor, and the step sizes as functions."""
+    everywhere: tuple[Capability, ...] = ("ddp", "fsdp2", "scaler", "bf16", "compile")
+    return (
+        Component(
+            kind="optimizer",
+            path="leyden_sps_safe.SPSSafe",
+            summary="SGD whose step size is the loss over the squared gradient norm, floored by M.",
+            supports=everywhere,
+        ),
+        Component(
+            kind="optimizer",
+            path="leyden_sps_safe.IMASPSSafe",
+            summary="The same with momentum, as an average of iterates.",
+            supports=everywhere,
+        ),
+        Component(
+            kind="callback",
+            path="leyden_sps_safe.SPSMonitor",
+            summary="Logs step size, squared gradient norm and how often the safeguard acts.",
+            supports=everywhere,
+        ),
+        Component(
+            kind="function",
+            path="leyden_sps_safe.polyak_step_size",
+            summary="The step size of SPSSafe.",
+        ),
+        Component(
+            kind="function",
+            path="leyden_sps_safe.momentum_step_size",
+            summary="The step size of IMASPSSafe.",
+        ),
+        Component(
+            kind="function",
+            path="leyden_sps_safe.clipped_step_size",
+            summary="The step size of SPSSafe, read as gradient clipping.",
+        ),
+    )
+
+
+@hookimpl
+def leyden_callbacks() -> Iterable[str]:
+    """The monitor, which acts where an optimizer of this package trains under a logger."""
+    return ("leyden_sps_safe.SPSMonitor",)
