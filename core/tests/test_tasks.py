@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 import doctest
 import pickle
 import warnings
@@ -16,6 +17,7 @@ from leyden.errors import UsageError
 from leyden.tasks import CausalTransformer, Classification, LanguageModeling, Regression, mlp, sequential
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
@@ -142,11 +144,36 @@ def test_a_fit_equals_a_plain_loop() -> None:
             optimizer.zero_grad()
             functional.cross_entropy(model(inputs), labels).backward()
             optimizer.step()
-    runner = trainer(max_epochs=2)
+    runner = trainer(max_epochs=2, log_every_n_steps=2)
     runner.fit(task, loader(INPUTS, LABELS), loader(INPUTS, LABELS))
     for own, other in zip(task.backbone.parameters(), model.parameters(), strict=True):
         assert torch.equal(own, other)
     assert {"train_loss", "train_loss_step", "val_loss", "val_accuracy"} == set(runner.callback_metrics)
+
+
+def test_the_training_loss_is_the_mean_over_the_rows_of_the_last_epoch() -> None:
+    task = Classification(mlp([4, 2]), 2, optimizer=partial(torch.optim.SGD, lr=0.0))
+    runner = trainer(max_epochs=2)
+    runner.fit(task, loader(INPUTS, LABELS))
+    expected = functional.cross_entropy(task(INPUTS), LABELS)
+    torch.testing.assert_close(runner.callback_metrics["train_loss"], expected.detach())
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_loss_of_a_step_is_logged_at_the_steps_that_the_trainer_logs(
+    accumulate: int, tmp_path: Path
+) -> None:
+    task = Classification(mlp([4, 2]), 2, optimizer=SGD)
+    runner = trainer(
+        max_epochs=4,
+        logger=CSVLogger(tmp_path),
+        log_every_n_steps=2,
+        accumulate_grad_batches=accumulate,
+    )
+    runner.fit(task, loader(INPUTS, LABELS))
+    with (Path(runner.log_dir or "") / "metrics.csv").open() as file:
+        steps = [int(row["step"]) for row in csv.DictReader(file) if row["train_loss_step"]]
+    assert steps == list(range(1, runner.global_step, 2))
 
 
 @pytest.mark.parametrize(("interval", "left"), [("step", 0.1 * 0.5**5), ("epoch", 0.05)])

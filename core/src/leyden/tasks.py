@@ -47,13 +47,16 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 class Task(LightningModule, ABC):
     """What the three tasks share: a backbone, a loss, an optimizer, and what is logged.
 
-    A batch is a pair ``(inputs, targets)``. Logged are ``train_loss_step`` at every step, the means over an
-    epoch ``train_loss``, ``val_loss`` and ``test_loss``, and the task's metrics. Nothing is logged to the
-    progress bar, which would wait for the device at every step.
+    A batch is a pair ``(inputs, targets)``. Logged are the means over an epoch ``train_loss``, ``val_loss``
+    and ``test_loss``, the task's metrics after validation and test, and ``train_loss_step`` at every step
+    that the Trainer logs (``log_every_n_steps``). No step waits for the device.
 
     A checkpoint holds weights and plain values. The modules can be rebuilt from it only where LightningCLI
     made the task; else ``load_from_checkpoint(path, backbone=...)`` is needed, and says so.
     """
+
+    _train_total: Tensor | float
+    _train_rows: int
 
     def __init__(
         self,
@@ -86,6 +89,7 @@ class Task(LightningModule, ABC):
         self._make_optimizer = optimizer
         self._make_scheduler = lr_scheduler
         self.interval = interval
+        self._forget_training()
         if optimizer is not None:
             # On the object, because LightningCLI warns if a class has one and the configuration another.
             self.configure_optimizers = self._configure_optimizers  # type: ignore[method-assign]
@@ -112,9 +116,23 @@ class Task(LightningModule, ABC):
         """The mean loss of the batch."""
         inputs, targets = batch
         loss = self.apply_loss(self.loss, *self.align(self(inputs), targets))
-        self.log("train_loss_step", loss, on_step=True, on_epoch=False, batch_size=len(targets))
-        self.log("train_loss", loss, on_step=False, on_epoch=True, sync_dist=True, batch_size=len(targets))
+        # Summed here, because `self.log` at every step would cost as much as a small model's step itself.
+        self._train_total = self._train_total + loss.detach().float() * len(targets)
+        self._train_rows += len(targets)
+        every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if every and (self.global_step + 1) % every == 0:
+            self.log("train_loss_step", loss, on_step=True, on_epoch=False, batch_size=len(targets))
         return loss
+
+    def on_train_start(self) -> None:
+        """Forget what an interrupted fit has summed."""
+        self._forget_training()
+
+    def on_train_epoch_end(self) -> None:
+        """Log the mean training loss of the epoch."""
+        if self._train_rows:
+            self.log("train_loss", self._train_total / self._train_rows, sync_dist=True)
+        self._forget_training()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Log the loss and the metrics of the batch."""
@@ -158,6 +176,10 @@ class Task(LightningModule, ABC):
                 f"{name}(..., optimizer=partial(torch.optim.SGD, lr=0.1))"
             )
         return []
+
+    def _forget_training(self) -> None:
+        self._train_total = 0.0
+        self._train_rows = 0
 
     def _evaluate(self, stage: str, metrics: nn.ModuleDict, batch: Batch) -> None:
         inputs, targets = batch
