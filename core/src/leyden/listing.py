@@ -111,11 +111,8 @@ def list_claims(console: Console, manager: Manager, reports: Path) -> None:
         for statement in claim.statements:
             outcome = verdicts.get(statement.id, "")
             colour = _COLOURS.get(outcome, "dim")
-            verdict = (
-                f"[{colour}]{outcome}[/{colour}] [dim]({where})[/dim]"
-                if outcome
-                else "[dim]not run here[/dim]"
-            )
+            verdict = f"[{colour}]{outcome or 'not run here'}[/{colour}]"
+            verdict += f" [dim]({where})[/dim]" if outcome else ""
             said = f"the paper says: {statement.paper}" if statement.paper else "a check of our own"
             table.add_row(verdict, f"{escape(statement.text)}\n[dim]{escape(said)}[/dim]")
         console.print(Padding(table, (0, 0, 1, 2), expand=False))
