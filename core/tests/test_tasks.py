@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from leyden import tasks
+from leyden import arguments, tasks
 from leyden.errors import UsageError
 from leyden.tasks import CausalTransformer, Classification, LanguageModeling, Regression, mlp, sequential
 from lightning.pytorch import Trainer
@@ -409,4 +409,4 @@ def test_the_activation_stands_between_layers_alone() -> None:
 
 
 def test_examples_in_docstrings_are_true() -> None:
-    assert doctest.testmod(tasks).failed == 0
+    assert [doctest.testmod(module).failed for module in (tasks, arguments)] == [0, 0]

@@ -25,6 +25,7 @@ from torchmetrics import MeanSquaredError, Metric, R2Score
 from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.text import Perplexity
 
+from leyden.arguments import check_at_least
 from leyden.errors import UsageError, unknown
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -214,7 +215,7 @@ class Classification(Task):
         loss: takes logits and labels; None is cross-entropy.
         optimizer: makes the optimizer from the parameters, where LightningCLI does not.
         lr_scheduler: makes the scheduler from the optimizer.
-        interval: whether the scheduler steps after each ``"epoch"`` or each ``"step"``.
+        interval: whether this ``lr_scheduler`` steps after each ``"epoch"`` or each ``"step"``.
 
     Raises:
         ValueError: if an argument is wrong; the text names it.
@@ -230,7 +231,7 @@ class Classification(Task):
         lr_scheduler: MakeScheduler | None = None,
         interval: Literal["epoch", "step"] = "epoch",
     ) -> None:
-        _check_whole("num_classes", num_classes, 2)
+        check_at_least("num_classes", num_classes, 2)
         # Checked labels would cost a wait for the device at every batch; the loss refuses those out of range.
         accuracy = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
         metrics = {"accuracy": accuracy}
@@ -256,7 +257,7 @@ class Regression(Task):
         loss: takes predictions and targets; None is the mean squared error.
         optimizer: makes the optimizer from the parameters, where LightningCLI does not.
         lr_scheduler: makes the scheduler from the optimizer.
-        interval: whether the scheduler steps after each ``"epoch"`` or each ``"step"``.
+        interval: whether this ``lr_scheduler`` steps after each ``"epoch"`` or each ``"step"``.
 
     Raises:
         ValueError: if an argument is wrong; the text names it.
@@ -295,7 +296,7 @@ class LanguageModeling(Task):
         loss: takes logits of shape ``(batch * length, tokens)`` and targets; None is cross-entropy.
         optimizer: makes the optimizer from the parameters, where LightningCLI does not.
         lr_scheduler: makes the scheduler from the optimizer.
-        interval: whether the scheduler steps after each ``"epoch"`` or each ``"step"``.
+        interval: whether this ``lr_scheduler`` steps after each ``"epoch"`` or each ``"step"``.
 
     Raises:
         ValueError: if an argument is wrong; the text names it.
@@ -363,7 +364,7 @@ class CausalTransformer(nn.Module):
             ("heads", heads),
             ("max_length", max_length),
         ):
-            _check_whole(name, value, 1)
+            check_at_least(name, value, 1)
         if width % heads:
             raise ValueError(f"width: expected a multiple of heads={heads}, got {width}")
         if not 0 <= dropout < 1:
@@ -414,7 +415,7 @@ def mlp(sizes: list[int], activation: str = "relu") -> nn.Sequential:
     if len(sizes) < 2:
         raise ValueError(f"sizes: expected at least two, of the input and of the output, got {list(sizes)}")
     for size in sizes:
-        _check_whole("sizes", size, 1)
+        check_at_least("sizes", size, 1)
     if activation not in _ACTIVATIONS:
         raise ValueError(f"activation: {unknown('activation', activation, _ACTIVATIONS)}")
     layers: list[nn.Module] = [nn.Linear(sizes[0], sizes[1])]
@@ -462,11 +463,6 @@ def _check_callables(optimizer: object, lr_scheduler: object) -> None:
             )
     if lr_scheduler is not None and optimizer is None:
         raise ValueError("lr_scheduler: expected an optimizer with it, got optimizer=None")
-
-
-def _check_whole(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}: expected a whole number of at least {least}, got {value!r}")
 
 
 def _check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 import torch
+from leyden.arguments import check_at_least
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
@@ -135,12 +136,6 @@ def fingerprint(splits: Splits) -> str:
 
 def _bytes(rows: Tensor) -> bytes:
     return rows.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def check_at_least(name: str, value: int, least: int) -> None:
-    """Raise a ValueError that names the argument unless it is a whole number of at least that size."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}: expected a whole number of at least {least}, got {value!r}")
 
 
 def check_share(name: str, value: float, *, below: float = math.inf, most: float = math.inf) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from leyden.arguments import check_at_least
 from torch import Tensor
 
-from leyden_datamodules.base import SPLITS, Splits, TensorDataModule, check_at_least
+from leyden_datamodules.base import SPLITS, Splits, TensorDataModule
 from leyden_datamodules.loader import Batch
 from leyden_datamodules.tables import column_statistics
 

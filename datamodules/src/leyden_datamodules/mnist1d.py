@@ -8,10 +8,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from leyden.arguments import check_at_least
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leyden_datamodules.base import Splits, TensorDataModule, check_at_least
+from leyden_datamodules.base import Splits, TensorDataModule
 
 Array = NDArray[np.float64]
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from leyden.arguments import check_at_least
 from torch import Tensor
 
-from leyden_datamodules.base import Splits, TensorDataModule, check_at_least, check_share
+from leyden_datamodules.base import Splits, TensorDataModule, check_share
 
 
 @dataclass(frozen=True, kw_only=True)

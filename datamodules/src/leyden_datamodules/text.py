@@ -9,9 +9,10 @@ from typing import Literal
 
 import numpy as np
 import torch
+from leyden.arguments import check_at_least
 from torch import Tensor
 
-from leyden_datamodules.base import Splits, TensorDataModule, check_at_least, check_share
+from leyden_datamodules.base import Splits, TensorDataModule, check_share
 
 Tokens = Literal["bytes", "characters"]
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
