@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import math
 import subprocess
 import sys
@@ -487,6 +489,31 @@ def test_the_verdict_of_a_tuned_arm_is_that_of_its_chosen_setting():
     tuned = better(STATEMENT, table, best(table, "A", "val"), 0.0, "val")
     fixed = better(STATEMENT, table, Arm("A", {"lr": 1.0}), 0.0, "val")
     assert (tuned.estimate, tuned.low) == (fixed.estimate, fixed.low)
+
+
+def test_a_series_is_not_a_number_and_has_its_own_reader():
+    table = Table([result("A", 3, y=[1.0, 2.0]), result("A", 1, y=[3.0]), result("A", 2, other=1.0)])
+    assert table.series_by_seed(Arm("A"), "y") == {3: [1.0, 2.0], 1: [3.0]}
+    with pytest.raises(ValueError, match="y of A seed 3 is a series"):
+        table.by_seed(Arm("A"), "y")
+    twice = Table([*table, result("A", 1, {"M": 2.0}, y=[4.0])])
+    with pytest.raises(ValueError, match="several cells of seed 1; give its setting"):
+        twice.series_by_seed(Arm("A"), "y")
+
+
+def test_an_arm_has_its_failed_cells_too_and_the_table_its_seeds():
+    table = Table([result("A", 5, status="failed"), result("A", 2, x=1.0), result("B", 0, x=1.0)])
+    assert [row.cell.seed for row in table.of(Arm("A"))] == [5, 2]
+    assert [row.cell.seed for row in table.select(Arm("A"))] == [2]
+    assert table.seeds == (0, 2, 5)
+
+
+@pytest.mark.parametrize(
+    "name", ["statistics", "formatting", "figures", "rendering", "summary", "claims", "files"]
+)
+def test_examples_in_docstrings_are_true(name):
+    tried = doctest.testmod(importlib.import_module(f"leyden.{name}"))
+    assert tried.failed == 0
 
 
 def test_importing_the_rules_costs_nothing_heavy():

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 INK, MUTED, GRID, SURFACE = "#1d2126", "#5b6470", "#e4e7eb", "#ffffff"
 """Text, secondary text, grid lines and background of a figure."""
 
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A7A7A")
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222")
 _MARKERS = ("o", "s", "D", "^", "v", "P", "h", "*")
 _CROSS: dict[str, Any] = {"marker": "x", "ms": 8, "mew": 2}
 _LINES = ("-", "--", "-.", (0, (1, 1.2)), (0, (5, 1, 1, 1, 1, 1)))

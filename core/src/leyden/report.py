@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from leyden.claims import Claim, Table
 from leyden.errors import LeydenError
 from leyden.files import write_atomic
+from leyden.formatting import MINUS
 from leyden.model import Outcome
 from leyden.summary import (
     ICONS,
@@ -56,6 +57,7 @@ __all__ = [
 ]
 
 VERDICTS = "verdicts.json"
+_ASCII = str.maketrans({"✓": "+", "✗": "x", MINUS: "-", "∞": "inf", "·": "-"})
 _COLOURS: Mapping[Outcome, str] = {"holds": "green", "does not hold": "red", "undecided": "yellow"}
 
 
@@ -170,39 +172,38 @@ def to_terminal(console: Console, report: Report) -> None:
     from rich.table import Table as RichTable
     from rich.text import Text
 
+    def text(words: str, style: str = "") -> Text:
+        return Text(words.translate(_ASCII) if console.options.ascii_only else words, style=style)
+
+    console.print(text(report.claim.title, "bold"))
+    console.print(text(" · ".join([report.name, *_facts(report)]), "dim"))
     summary = summary_table(report.claim, report.table)
     grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     grid.add_column(summary.headings[0])
     for heading in summary.headings[2:]:
-        grid.add_column(heading.replace(" [95 %]", "\n[95 %]"), justify="right")
+        grid.add_column(text(heading.replace(" [95 %]", "\n[95 %]")), justify="right")
     for cells, remarks in zip(summary.rows, summary.remarks, strict=True):
-        name = Text(cells[0])
-        if cells[1]:
-            name.append(f"\n{cells[1]}", style="dim")
-        for remark in remarks:
-            name.append(f"\n{remark}", style="yellow")
-        grid.add_row(name, *(cell.replace(" [", "\n[") for cell in cells[2:]))
-    facts = " · ".join(
-        f"{value}" if key == "Date" else f"{key.lower()} {value}" for key, value in report.facts.items()
-    )
-    console.print(Text(report.claim.title, style="bold"))
-    console.print(Text(f"{report.name} · {facts}", style="dim"))
+        lines = [text(cells[0]), text(cells[1], "dim"), *(text(remark, "yellow") for remark in remarks)]
+        name = Text("\n").join(line for line in lines if line)
+        grid.add_row(name, *(text(cell.replace(" [", "\n[")) for cell in cells[2:]))
     console.print(grid)
     verdicts = RichTable(box=None, show_header=False, pad_edge=False, padding=(0, 2, 1, 0))
     verdicts.add_column(no_wrap=True)
     verdicts.add_column()
     for verdict in report.verdicts:
-        told = Text(verdict.text)
-        told.append(f"\n{estimate_text(verdict)}; {threshold_text(verdict)}", style="bold")
-        told.append(f"\n{verdict.detail}", style="dim")
-        outcome = Text(
-            f"{ICONS[verdict.outcome]} {verdict.outcome}", style=f"bold {_COLOURS[verdict.outcome]}"
-        )
-        verdicts.add_row(outcome, told)
+        measured = f"{estimate_text(verdict)}; {threshold_text(verdict)}"
+        told = Text("\n").join([text(verdict.text), text(measured, "bold"), text(verdict.detail, "dim")])
+        verdicts.add_row(text(_badge(verdict.outcome), f"bold {_COLOURS[verdict.outcome]}"), told)
     console.print(verdicts)
     for result in report.table.failed:
         last = result.error.strip().splitlines()[-1:] or ["no traceback"]
-        console.print(Text(f"{result.cell.name} {result.status}: {last[0]}", style="red"))
+        console.print(text(f"{result.cell.name} {result.status}: {last[0]}", "red"))
+    for problem in report.problems:
+        console.print(text(problem.strip().splitlines()[0], "red"))
+
+
+def _facts(report: Report) -> list[str]:
+    return [value if key == "Date" else f"{key.lower()} {value}" for key, value in report.facts.items()]
 
 
 def to_markdown(report: Report, *, figures: list[str] | None = None) -> str:
@@ -218,7 +219,7 @@ def to_markdown(report: Report, *, figures: list[str] | None = None) -> str:
     claim = report.claim
     parts = [
         f"# {claim.title}",
-        " · ".join([f"`{report.name}`", *(f"{key.lower()} {value}" for key, value in report.facts.items())]),
+        " · ".join([f"`{report.name}`", *_facts(report)]),
         f"Claimed in: {claim.source}."
         if report.paper is None
         else f"{_citation(report)} Claimed in: {claim.source}.",
