@@ -9,6 +9,7 @@ import torch
 from leyden_callbacks import GradientNorm
 from leyden_callbacks.gradient_norm import for_tracked_runs, global_norm
 from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from loss_feed_testbed import LinearLoss, NoSynchronisation, fit, loader, plain, rows, scaled, trainer
 from torch import Tensor
 
@@ -154,6 +155,16 @@ def test_the_contributed_one_leaves_untracked_runs_alone_and_does_not_stand_in_t
 def test_every_must_be_a_positive_integer(every: Any) -> None:
     with pytest.raises(ValueError, match="every"):
         GradientNorm(every=every)
+
+
+def test_where_the_gradient_is_out_of_reach_it_says_so_and_does_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("leyden_callbacks.gradient_norm._HIDES_GRADIENTS", (SingleDeviceStrategy,))
+    logger = Memory()
+    with pytest.warns(UserWarning, match="does nothing under SingleDeviceStrategy"):
+        fit(LinearLoss(plain), batches=2, callbacks=[GradientNorm(every=1)], logger=logger)
+    assert not logger.logged
 
 
 def test_a_step_without_gradient_is_not_logged() -> None:

@@ -25,6 +25,7 @@ from loss_feed_testbed import (
     windows,
 )
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -87,6 +88,22 @@ def test_skipped_batches_count_neither_in_the_matching_loss_nor_in_the_mean(
         torch.testing.assert_close(step.matching, torch.stack(window).sum() / size, **EXACT)
         torch.testing.assert_close(step.matching, step.by_gradient, **EXACT)
         torch.testing.assert_close(step.mean, torch.stack(window).mean(), **EXACT)
+
+
+@pytest.mark.filterwarnings("ignore:train_dataloader yielded None")
+def test_an_empty_first_batch_after_which_lightning_zeroes_nothing_adds_to_the_window_before() -> None:
+    """Lightning zeroes gradients in the first batch of a window only; without one the old gradient stays."""
+    reader = MeanReader()
+    module = LinearLoss(lambda groups: Recorder(groups, lr=0.0))
+    run = trainer([reader, LossFeed()], accumulate_grad_batches=2)
+    first, second, third = ([row] for row in rows(3).split(1))
+    run.fit(module, DataLoader([first, second, None, third], batch_size=None, collate_fn=lambda one: one))
+    raw = torch.stack(module.raw)
+    assert len(raw) == 3
+    torch.testing.assert_close(module.optimizer.steps[0].matching, raw[:2].sum() / 2, **EXACT)
+    torch.testing.assert_close(module.optimizer.steps[1].matching, raw.sum() / 2, **EXACT)
+    torch.testing.assert_close(module.optimizer.steps[1].by_gradient, raw.sum() / 2, **EXACT)
+    torch.testing.assert_close(reader.read[1].mean, raw.mean(), **EXACT)
 
 
 def test_a_window_left_in_the_middle_is_forgotten() -> None:
@@ -249,12 +266,12 @@ def test_lightnings_own_wrapper_is_looked_through() -> None:
     from lightning.pytorch.core.optimizer import LightningOptimizer
 
     module = LinearLoss(lambda groups: LightningOptimizer(Recorder(groups)))
-    run = trainer([LossFeed()])
-    run.fit(module, loader(rows(3)))
-    inner = module.optimizers(use_pl_optimizer=False)
-    inner = inner.optimizer if isinstance(inner, LightningOptimizer) else inner
-    assert len(inner.steps) == 3
-    for step in inner.steps:
+    fit(module, batches=3)
+    wrapper = module.trainer.optimizers[0]
+    assert isinstance(wrapper, LightningOptimizer)
+    assert not {"pending_loss", "pending_mean_loss"} & set(vars(wrapper))
+    assert len(wrapper.optimizer.steps) == 3
+    for step in wrapper.optimizer.steps:
         torch.testing.assert_close(step.matching, step.by_gradient, **EXACT)
 
 
@@ -422,6 +439,19 @@ def test_a_fit_that_failed_leaves_nothing_to_the_next_one() -> None:
     assert len(module.optimizer.steps) == 2
     for step in module.optimizer.steps:
         torch.testing.assert_close(step.matching, step.by_gradient, **EXACT)
+
+
+def test_the_next_fit_of_a_trainer_is_judged_afresh() -> None:
+    run = trainer([LossFeed()], gradient_clip_val=1.0)
+    with pytest.warns(UserWarning, match="Recorder takes its step"):
+        run.fit(LinearLoss(), loader(rows(2)))
+    assert window_losses(run) is not None
+    run.fit_loop.epoch_progress.reset()
+    module = LinearLoss(plain)
+    run.fit(module, loader(rows(2)))
+    assert len(module.raw) == 2
+    with pytest.raises(MisconfigurationException, match="needs_loss = True"):
+        window_losses(run)
 
 
 def test_a_backward_that_failed_and_was_caught_does_not_shut_the_feed() -> None:

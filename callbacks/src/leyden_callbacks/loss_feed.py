@@ -106,7 +106,7 @@ class LossFeed(Callback):
     ) -> None:
         """Note that whatever runs next is not a second run of the last closure."""
         if (window := _windows.get(trainer)) is not None:
-            window.in_backward = window.handed = False
+            window.handed = False
 
     def on_before_zero_grad(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Open a new window, since the losses so far no longer have a gradient."""
