@@ -64,6 +64,15 @@ class Faster(Claim):
         return []
 """
 
+LAZY = """
+def __getattr__(name):
+    if name == "Stepper":
+        from .stepper import Stepper
+
+        return Stepper
+    raise AttributeError(name)
+"""
+
 STEPPER = """
 import torch
 
@@ -95,11 +104,16 @@ def make_plugin(
         package: its package; one named after the plugin by default.
         distribution: its distribution; one named after the plugin by default.
         version: the distribution's version.
-        files: further files of the package, by name, beside ``__init__.py`` and ``claims.py``.
+        files: further files of the package, by name, beside those of a sound plugin.
     """
     package = package or f"made_{name}"
     distribution = distribution or f"made-{name}"
-    sources = {"__init__.py": STEPPER, "claims.py": CLAIMS, "plugin.py": hooks.replace("{package}", package)}
+    sources = {
+        "__init__.py": LAZY,
+        "stepper.py": STEPPER,
+        "claims.py": CLAIMS,
+        "plugin.py": hooks.replace("{package}", package),
+    }
     for file, source in {**sources, **(files or {})}.items():
         path = folder / package / file
         path.parent.mkdir(parents=True, exist_ok=True)

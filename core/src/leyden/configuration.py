@@ -12,7 +12,7 @@ import yaml
 from jsonargparse import get_loader, set_loader
 
 from leyden.errors import UsageError, hint
-from leyden.manager import manager
+from leyden.manager import load_object, manager
 from leyden.settings import shown
 
 Key = tuple[str | int, ...]
@@ -127,6 +127,19 @@ def full_names_in_arguments(arguments: Sequence[str]) -> list[str]:
             result.append(full_names(argument, key))
             key = ()
     return result
+
+
+def named_class(name: str) -> Any:
+    """What a ``class_path`` names: a dotted path, a component, or a name of torch's or Lightning's own.
+
+    Raises:
+        LeydenError: if it cannot be imported.
+        UsageError: if several components have that name.
+    """
+    for home in () if "." in name else _TAKES_PRECEDENCE:
+        if hasattr(module := importlib.import_module(home), name):
+            return getattr(module, name)
+    return load_object(_full_name(name))
 
 
 def _full_name(name: str) -> str:

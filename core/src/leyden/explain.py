@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from leyden.configuration import named_class
 from leyden.errors import LeydenError, UsageError, unknown
 from leyden.manager import load_object, manager
 from leyden.settings import shown
@@ -146,7 +147,9 @@ def constructor_error(error: BaseException, config: Mapping[str, Any], sources: 
     for constructed in _under_construction(error):
         for key, class_path, arguments in named:
             if _is(class_path, constructed):
-                guilty = [name for name in arguments if re.search(rf"\b{re.escape(name)}\b", text)]
+                guilty = [name for name in arguments if _has_word(text, name)] or [
+                    name for name, value in arguments.items() if _has_word(text, str(value))
+                ]
                 place = sources.place([*key, *guilty] if len(guilty) == 1 else key)
                 return UsageError(f"{place}{class_path}: {text}")
     return UsageError(f"{sources.place(['trainer'])}{text}")
@@ -179,9 +182,9 @@ def _meaning(text: str, keys: list[str], sources: Sources, names: Sequence[str],
         value = found[1] or found[2]
         types = _types(around if f"Given value: {value}" in around else text)
         return f"{sources.place(keys)}expected {types}, got '{value:.80}'"
-    if found := re.search(r'in "<[^>]+>", line (\d+)', text):
+    if lines := re.findall(r'in "<[^>]+>", line (\d+)', text):
         reason = [line for line in text.splitlines() if " line " not in line][-1].strip()
-        return f"{file}:{found[1]}: not valid YAML: {reason}"
+        return f"{file}:{lines[-1]}: not valid YAML: {reason}"
     if found := re.search(r"Unexpected config: (.*)", text):
         return f"{file}: expected a mapping of keys to values, got '{found[1]:.60}'"
     return ""
@@ -204,7 +207,7 @@ def _unknown_key(keys: list[str], sources: Sources, names: Sequence[str]) -> str
     if not place.class_path:
         return f"{place}unknown key{_near('.'.join(keys), names)}"
     try:
-        arguments = list(inspect.signature(load_object(place.class_path)).parameters)
+        arguments = list(inspect.signature(named_class(place.class_path)).parameters)
     except (LeydenError, TypeError, ValueError):
         arguments = []
     return f"{place}{place.class_path} has no such argument{_near(keys[-1], arguments)}"
@@ -284,16 +287,20 @@ def _child(node: yaml.Node, name: str) -> yaml.Node | None:
     return next((value for key, value in pairs if key.value == name), None)
 
 
-def _classes(config: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str, list[str]]]:
-    """Every class that a configuration names: its key, its path and the names of its arguments."""
+def _classes(config: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str, dict[str, Any]]]:
+    """Every class that a configuration names: its key, its path and its arguments."""
     if isinstance(config, Mapping):
         if isinstance(path := config.get("class_path"), str):
-            yield key, path, list(config.get("init_args") or ())
+            yield key, path, dict(config.get("init_args") or {})
         for name, value in config.items():
             yield from _classes(value, (*key, str(name)))
     elif isinstance(config, list):
         for item in config:
             yield from _classes(item, key)
+
+
+def _has_word(text: str, word: str) -> bool:
+    return bool(re.search(rf"(?<![\w.-]){re.escape(word)}(?![\w-])", text)) if word else False
 
 
 def _under_construction(error: BaseException) -> Iterator[object]:

@@ -45,7 +45,7 @@ class FiniteLoss(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Remember the step that the batch belongs to."""
-        self._step = trainer.global_step
+        self._step = (trainer.global_step, trainer.current_epoch)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -83,11 +83,11 @@ class FiniteLoss(Callback):
         _check_metrics(trainer)
 
     def _forget(self) -> None:
-        self._kept: list[tuple[int, torch.Tensor]] = []
+        self._kept: list[tuple[tuple[int, int], torch.Tensor]] = []
         self._tolerant = False
-        self._step = 0
+        self._step = (0, 0)
         self._seen = self._bad = 0
-        self._first_bad: int | None = None
+        self._first_bad: tuple[int, int] | None = None
         self._value = math.nan
 
     def _look(self, trainer: Trainer) -> None:
@@ -109,10 +109,10 @@ class FiniteLoss(Callback):
                 raise _error(trainer, self._first_bad, self._value)
 
 
-def _error(trainer: Trainer, step: int, value: float) -> LeydenError:
+def _error(trainer: Trainer, step: tuple[int, int], value: float) -> LeydenError:
     names = sorted(_bad_metrics(trainer), key=lambda name: "train" not in name)
     metric = f"metric '{names[0]}'" if names else "the loss of training_step, which is not logged"
-    return LeydenError(f"loss {value} at step {step}, epoch {trainer.current_epoch}: {metric}")
+    return LeydenError(f"loss {value} at step {step[0]}, epoch {step[1]}: {metric}")
 
 
 def _check_metrics(trainer: Trainer, known: set[str] | frozenset[str] = frozenset()) -> None:
