@@ -145,6 +145,17 @@ def test_the_difference_to_the_reference_is_paired_by_seed():
     assert rows["SGD"].edges == ("lr=0.1 is the largest tried",)
 
 
+def test_a_seed_that_only_one_side_measured_is_in_no_difference():
+    class Gap(Toy):
+        def run(self, cell):
+            measured = super().run(cell)
+            return {**measured, "test_acc": math.nan} if (cell.method, cell.seed) == ("SGD", 1) else measured
+
+    rows = {row.arm.method: row for row in summary_rows(Gap(), table_of(Gap()))}
+    assert (rows["Polyak"].seeds, rows["Polyak"].pairs, rows["SGD"].seeds) == (4, 3, 3)
+    assert rows["SGD"].lost == ("SGD (lr=0.1) seed 1 measured nan",)
+
+
 def test_a_method_that_was_not_tuned_has_its_row_without_a_validation_metric():
     claim = Toy()
     row = next(row for row in summary_rows(claim, table_of(claim)) if row.arm.method == "Plain")
@@ -217,6 +228,12 @@ def test_an_end_that_is_not_the_threshold_does_not_look_like_it():
     text = estimate_text(verdict(low=-8.4e-6, estimate=0.008, high=0.016))
     low = re.search(rf"\[{MINUS}([0-9.]+),", text)
     assert float(low.group(1)) > 0
+
+
+def test_each_end_of_a_ratio_has_three_digits():
+    told = verdict(unit="ratio", low=0.00213, estimate=1.234, high=1234.0, threshold=1.0)
+    assert estimate_text(told) == "1.23 [0.00213, 1234] ratio"
+    assert estimate_text(verdict(unit="ratio", low=0.0, estimate=2.0, high=math.inf)) == "2.00 [0, ∞] ratio"
 
 
 @pytest.mark.parametrize(
@@ -329,6 +346,16 @@ def test_series_of_unequal_length_and_of_one_seed_are_drawn():
     assert list(ax.get_lines()[0].get_xdata()) == [10, 20, 30]
     single = series_figure(Table(rows[:1]), "y", [Arm("A")])
     assert [text.get_text() for text in single.legends[0].get_texts()] == ["A"]
+
+
+def test_many_untuned_settings_have_one_figure_by_setting():
+    class Untuned(Toy):
+        validation = ""
+
+        def cells(self, scale):
+            return [Cell(method="SGD", seed=s, setting={"lr": 0.1 * k}) for k in range(20) for s in (0, 1)]
+
+    assert list(default_figure(Untuned(), table_of(Untuned()))) == ["settings"]
 
 
 def test_a_narrow_picture_stacks_the_panels_and_leaves_the_figure_as_it_was():

@@ -27,6 +27,7 @@ INK, MUTED, GRID, SURFACE = "#1d2126", "#5b6470", "#e4e7eb", "#ffffff"
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222")
 _MARKERS = ("o", "s", "D", "^", "v", "P", "h", "*")
+_MANY = 12
 _CROSS: dict[str, Any] = {"marker": "x", "ms": 8, "mew": 2}
 _LINES = ("-", "--", "-.", (0, (1, 1.2)), (0, (5, 1, 1, 1, 1, 1)))
 
@@ -275,8 +276,10 @@ def default_figure(claim: Claim, table: Table) -> dict[str, Figure]:
     """The figures of a claim that draws none itself: its methods at their best, and their settings."""
     chosen = selections(claim, table)
     tuned = f", settings chosen by {words(claim.validation)}" if claim.validation else ""
-    figures = {
-        "methods": methods_figure(
+    varied = any(_varying(table.arms(method)) for method in table.methods)
+    figures = {}
+    if claim.validation or not varied or len(table.arms()) <= _MANY:
+        figures["methods"] = methods_figure(
             table,
             claim.metric,
             list(chosen.values()) if claim.validation else None,
@@ -285,8 +288,7 @@ def default_figure(claim: Claim, table: Table) -> dict[str, Figure]:
             reference=claim.reference,
             title=f"{_capital(words(claim.metric))} of each method{tuned}",
         )
-    }
-    if any(_varying(table.arms(method)) for method in table.methods):
+    if varied:
         figures["settings"] = setting_figure(
             table,
             claim.metric,

@@ -271,17 +271,21 @@ def estimate_text(verdict: Verdict) -> str:
     if verdict.kind == "bound":
         low, high = number(verdict.low), number(verdict.high)
         return f"slack {low} to {high}{unit}"
+    if verdict.unit == "ratio":
+        # a ratio's ends are of different size, so each gets its own digits
+        middle, low, high = (number(end, _three_digits(end)) for end in ends)
+        return f"{middle} [{low}, {high}]{unit}"
     decimals = decimals_for((verdict.high - verdict.low) / 2)
     if decimals is not None:
-        apart = [
-            abs(end - verdict.threshold)
-            for end in ends
-            if math.isfinite(verdict.threshold) and math.isfinite(end) and end != verdict.threshold
-        ]
+        gaps = [abs(end - verdict.threshold) for end in ends if end != verdict.threshold]
         # an end that is not the threshold must not look like it
-        while decimals < 8 and any(gap < 0.5 * 10**-decimals for gap in apart):
+        while decimals < 8 and min(gaps, default=math.inf) < 0.5 * 10**-decimals:
             decimals += 1
-    return interval_text(*ends, sign=verdict.unit != "ratio", decimals=decimals) + unit
+    return interval_text(*ends, sign=True, decimals=decimals) + unit
+
+
+def _three_digits(value: float) -> int | None:
+    return max(0, 2 - math.floor(math.log10(value))) if 0 < value < math.inf else None
 
 
 def threshold_text(verdict: Verdict) -> str:
