@@ -4,6 +4,7 @@ import uuid
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -85,6 +86,16 @@ def test_a_run_is_told_once_by_copies_stages_and_trainers_together() -> None:
     with use_run(Kept()) as second:
         trainer(callbacks, logger=LeydenLogger()).test(Trained(), datamodule=Data(), verbose=False)
     assert [len(one.tagged) for one in (first, second)] == [1, 1]
+
+
+def test_only_rank_zero_writes() -> None:
+    with use_run(Kept()) as run:
+        elsewhere: Any = SimpleNamespace(is_global_zero=False, loggers=[LeydenLogger()], datamodule=None)
+        Provenance().setup(elsewhere, Trained(), "fit")
+        assert not run.tagged
+        elsewhere.is_global_zero = True
+        Provenance().setup(elsewhere, Trained(), "fit")
+        assert run.tagged
 
 
 def test_data_without_a_fingerprint_is_left_out() -> None:

@@ -19,10 +19,10 @@ def loss_scale(trainer: Trainer, device: torch.device) -> Tensor | None:
         device: where the factor is wanted.
 
     Returns:
-        A 0-dim tensor, read without waiting for the device, or None where nothing scales.
+        A 0-dim tensor, read without waiting for the device, or None where there is no scaler.
     """
     scaler = getattr(trainer.precision_plugin, "scaler", None)
-    if scaler is None or not scaler.is_enabled():
+    if scaler is None:
         return None
     # `get_scale` would wait for the device.
     scale: Tensor = scaler.scale(torch.ones((), device=device))
