@@ -278,6 +278,16 @@ def test_a_margin_out_of_range_is_refused_by_name(margin, by):
             rule(STATEMENT, Table([]), "A", "B", "acc", margin=margin, by=by)
 
 
+def test_a_misspelt_mode_is_refused_and_does_not_turn_the_verdict_round():
+    table = two_arms([0.1, 0.2, 0.3])
+    with pytest.raises(ValueError, match="'maximum'"):
+        better(STATEMENT, table, "A", "B", "acc", mode="maximum")
+    with pytest.raises(ValueError, match="'minimum'"):
+        best(table, "A", "acc", "minimum")
+    with pytest.raises(ValueError, match="by is 'quotient'"):
+        not_worse(STATEMENT, table, "A", "B", "acc", by="quotient")
+
+
 @pytest.mark.parametrize("ratio", [0.05, 0.3, 1.0, 2.5, 50.0])
 def test_seeds_needed_is_the_first_number_whose_interval_is_narrow_enough(ratio):
     def half_width(count):
@@ -509,7 +519,7 @@ def test_an_arm_has_its_failed_cells_too_and_the_table_its_seeds():
 
 
 @pytest.mark.parametrize(
-    "name", ["statistics", "formatting", "figures", "rendering", "summary", "claims", "files"]
+    "name", ["statistics", "intervals", "tuning", "formatting", "figures", "rendering", "summary", "claims"]
 )
 def test_examples_in_docstrings_are_true(name):
     tried = doctest.testmod(importlib.import_module(f"leyden.{name}"))

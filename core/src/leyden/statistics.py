@@ -50,19 +50,33 @@ the choice lies at the edge of its grid, where a wider grid might have found a b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from leyden.claims import Arm, CellResult, Mode, Scalar, Statement, Table
+from leyden.claims import Arm, Mode, Statement, Table
 from leyden.formatting import count, listing, number, words
+from leyden.intervals import LEVEL, MAX_SEEDS, Interval, deviation, interval, seeds_needed
 from leyden.model import Outcome, StatementKind, Verdict
+from leyden.tuning import GridPoint, Reading, Selection, best, check_mode, measured, read_arm
 
-LEVEL = 0.95
-"""Confidence of every interval."""
-
-MAX_SEEDS = 1000
-"""More seeds than this are not worth naming."""
+__all__ = [
+    "LEVEL",
+    "MAX_SEEDS",
+    "SIGN_TEST_PAIRS",
+    "Comparison",
+    "GridPoint",
+    "Interval",
+    "Selection",
+    "Side",
+    "best",
+    "better",
+    "bound",
+    "interval",
+    "not_worse",
+    "rate",
+    "seeds_needed",
+]
 
 SIGN_TEST_PAIRS = 6
 """Pairs of equal gains from which the sign test decides at `LEVEL`."""
@@ -72,134 +86,8 @@ Comparison = Literal["difference", "ratio"]
 _ROUNDING = 1e-12
 
 
-class Interval(NamedTuple):
-    """A mean and the 95 % interval of it."""
-
-    mean: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class GridPoint:
-    """One setting of a tuned method.
-
-    Attributes:
-        arm: the method at this setting.
-        interval: the tuning metric, mean over seeds with its interval; NaN if nothing was measured.
-        pairs: how many seeds it rests on.
-        lost: the cells that failed or measured nothing finite, in words; such a setting cannot be chosen.
-    """
-
-    arm: Arm
-    interval: Interval
-    pairs: int
-    lost: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """A method with the setting that tuning chose; the rules take it in place of an arm.
-
-    Attributes:
-        method: the method.
-        metric: the validation metric that chose.
-        mode: whether a larger or a smaller value of it is better.
-        grid: every setting tried, in the order of the table.
-        arm: the chosen one; None if no setting finished on every seed.
-        edges: where the choice lies at an edge of its grid, in words, such as
-            ``"M=0.001 is the smallest tried"``.
-    """
-
-    method: str
-    metric: str
-    mode: Mode
-    grid: tuple[GridPoint, ...]
-    arm: Arm | None
-    edges: tuple[str, ...] = ()
-
-    @property
-    def at_edge(self) -> bool:
-        """Whether a wider grid might have found a better setting."""
-        return bool(self.edges)
-
-    @property
-    def value(self) -> float:
-        """The validation metric of the choice, a mean over seeds; NaN without a choice."""
-        return next((point.interval.mean for point in self.grid if point.arm == self.arm), math.nan)
-
-
 Side = Arm | Selection | str | float | Mapping[int, float]
 """One side of a comparison: an arm, a tuned method, a method's name, a constant, or a value for each seed."""
-
-
-def interval(values: Iterable[float]) -> Interval:
-    """Mean and Student's 95 % interval of independent values.
-
-    One value has an infinite interval: it excludes nothing. No value, or one that is not finite, has no mean
-    either.
-
-    >>> Interval(*(round(x, 3) for x in interval([1.0, 2.0, 3.0])))
-    Interval(mean=2.0, low=-0.484, high=4.484)
-    """
-    numbers = [float(value) for value in values]
-    if not numbers or not all(map(math.isfinite, numbers)):
-        return Interval(math.nan, -math.inf, math.inf)
-    mean = math.fsum(numbers) / len(numbers)
-    if len(numbers) == 1:
-        return Interval(mean, -math.inf, math.inf)
-    half = _quantile(len(numbers) - 1) * _deviation(numbers) / math.sqrt(len(numbers))
-    return Interval(mean, mean - half, mean + half)
-
-
-def seeds_needed(deviation: float, distance: float) -> int | None:
-    """Smallest number of pairs whose interval is expected to be narrower than the distance to the threshold.
-
-    Args:
-        deviation: standard deviation of the gains, not negative.
-        distance: how far the mean is from the threshold, in the same unit.
-
-    Returns:
-        At least 2; None where no number up to `MAX_SEEDS` would do.
-
-    >>> seeds_needed(1.0, 1.0), seeds_needed(1.0, 0.0)
-    (7, None)
-    """
-
-    def decides(pairs: int) -> bool:
-        return _quantile(pairs - 1) * deviation / math.sqrt(pairs) < distance
-
-    if not distance > 0 or not decides(MAX_SEEDS):
-        return None
-    low, high = 1, MAX_SEEDS
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if decides(middle) else (middle, high)
-    return high
-
-
-def best(table: Table, method: str, metric: str, mode: Mode = "max") -> Selection:
-    """Choose a method's setting by its mean over seeds on a validation metric.
-
-    A setting of which a cell failed or measured nothing finite loses. Of equal settings the first wins.
-
-    Args:
-        table: the results.
-        method: the method whose settings are compared.
-        metric: the validation metric.
-        mode: whether a larger or a smaller value is better.
-
-    Returns:
-        The choice with its grid; its ``arm`` is None if no setting qualifies.
-    """
-    grid = tuple(_grid_point(table, arm, metric) for arm in table.arms(method))
-    qualified = [point for point in grid if not point.lost and point.pairs]
-    if not qualified:
-        return Selection(method=method, metric=metric, mode=mode, grid=grid, arm=None)
-    choose = max if mode == "max" else min
-    chosen = choose(qualified, key=lambda point: point.interval.mean).arm
-    edges = _edges(chosen, [point.arm for point in grid])
-    return Selection(method=method, metric=metric, mode=mode, grid=grid, arm=chosen, edges=edges)
 
 
 def better(
@@ -229,7 +117,7 @@ def better(
         unit: the unit of the estimate, for the report.
 
     Raises:
-        ValueError: if the margin is out of its range or an arm has several cells of one seed.
+        ValueError: if the margin or the mode is out of its range, or an arm has several cells of one seed.
     """
     least = _checked_margin(margin, by)
     return _compare(statement, "better", table, arm, baseline, metric, least, mode, by, unit)
@@ -262,7 +150,7 @@ def not_worse(
         unit: the unit of the estimate, for the report.
 
     Raises:
-        ValueError: if the margin is out of its range or an arm has several cells of one seed.
+        ValueError: if the margin or the mode is out of its range, or an arm has several cells of one seed.
     """
     allowed = _checked_margin(margin, by)
     threshold = 1 / allowed if by == "ratio" else 0.0 - allowed
@@ -400,18 +288,6 @@ class _Sample:
         return Interval(found.mean, found.mean, found.mean) if self.degenerate else found
 
 
-@dataclass
-class _Reading:
-    """One side's values by seed; a constant has the same at every seed."""
-
-    label: str
-    values: dict[int, float] = field(default_factory=dict)
-    constant: float | None = None
-    lost: list[str] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-    grid: int | None = None
-
-
 def _compare(
     statement: Statement,
     kind: StatementKind,
@@ -424,6 +300,7 @@ def _compare(
     by: Comparison,
     unit: str,
 ) -> Verdict:
+    check_mode(mode)
     left, right = _read(arm, table, metric), _read(baseline, table, metric)
     lost = [*left.lost, *right.lost]
     gains: dict[int, float] = {}
@@ -486,17 +363,17 @@ def _decide(
         return "holds", None, []
     if found.high < low or found.low > high:
         return "does not hold", None, []
-    needed = seeds_needed(_deviation(list(sample.values.values())), distance)
+    needed = seeds_needed(deviation(list(sample.values.values())), distance)
     if needed is None:
         return "undecided", None, [f"at this mean and spread, more than {MAX_SEEDS} seeds would be needed"]
     return "undecided", needed, [f"at this mean and spread, {needed} seeds would be expected to decide"]
 
 
-def _read(side: Side, table: Table, metric: str) -> _Reading:
+def _read(side: Side, table: Table, metric: str) -> Reading:
     if isinstance(side, Selection):
         if side.arm is None:
             missing = f"no setting of {side.method} finished with a finite {words(side.metric)} on every seed"
-            return _Reading(side.method, lost=[missing], grid=len(side.grid))
+            return Reading(side.method, lost=[missing], grid=len(side.grid))
         reading = _read(side.arm, table, metric)
         reading.grid = len(side.grid)
         reading.remarks = [f"{side.method}: {edge}" for edge in side.edges]
@@ -506,7 +383,7 @@ def _read(side: Side, table: Table, metric: str) -> _Reading:
     if isinstance(side, str):
         side = Arm(side)
     if isinstance(side, Arm):
-        return _read_arm(side, table, metric)
+        return read_arm(side, table, metric)
     if isinstance(side, Mapping):
         lost = [
             f"seed {seed} measured {number(value)}"
@@ -514,43 +391,13 @@ def _read(side: Side, table: Table, metric: str) -> _Reading:
             if not math.isfinite(value)
         ]
         values = {seed: float(value) for seed, value in side.items() if math.isfinite(value)}
-        return _Reading("a derived value", values, lost=lost)
+        return Reading("a derived value", values, lost=lost)
     if not math.isfinite(side):
         raise ValueError(f"a constant to compare with must be finite, not {side!r}")
-    return _Reading(number(float(side)), constant=float(side))
+    return Reading(number(float(side)), constant=float(side))
 
 
-def _read_arm(arm: Arm, table: Table, metric: str) -> _Reading:
-    reading = _Reading(str(arm))
-    results = table.of(arm)
-    if not results:
-        reading.lost.append(f"there is no cell of {arm}")
-    seen: set[int] = set()
-    for result in results:
-        if result.cell.seed in seen:
-            raise ValueError(f"arm {arm} has several cells of seed {result.cell.seed}; give its setting")
-        seen.add(result.cell.seed)
-        value = _measured(result, metric)
-        if isinstance(value, str):
-            reading.lost.append(value)
-        else:
-            reading.values[result.cell.seed] = value
-    return reading
-
-
-def _measured(result: CellResult, metric: str) -> float | str:
-    """The cell's finite value of a metric, or why there is none."""
-    if result.status != "done":
-        return f"{result.cell.name} {result.status}"
-    value = result.measured.get(metric)
-    if value is None:
-        return f"{result.cell.name} did not measure {metric}"
-    if isinstance(value, Sequence):
-        return f"{result.cell.name} measured a series of {metric}"
-    return float(value) if math.isfinite(value) else f"{result.cell.name} measured {value}"
-
-
-def _common_seeds(left: _Reading, right: _Reading) -> list[int]:
+def _common_seeds(left: Reading, right: Reading) -> list[int]:
     if left.constant is not None:
         return sorted(right.values)
     if right.constant is not None:
@@ -558,7 +405,7 @@ def _common_seeds(left: _Reading, right: _Reading) -> list[int]:
     return sorted(left.values.keys() & right.values.keys())
 
 
-def _about(left: _Reading, right: _Reading, metric: str, mode: Mode, by: Comparison, pairs: int) -> str:
+def _about(left: Reading, right: Reading, metric: str, mode: Mode, by: Comparison, pairs: int) -> str:
     sides = []
     for reading in (left, right):
         tuned = f", best of {count(reading.grid, 'setting')}" if reading.grid and reading.grid > 1 else ""
@@ -569,7 +416,7 @@ def _about(left: _Reading, right: _Reading, metric: str, mode: Mode, by: Compari
     )
 
 
-def _remarks(left: _Reading, right: _Reading) -> list[str]:
+def _remarks(left: Reading, right: Reading) -> list[str]:
     remarks = [*left.remarks, *right.remarks]
     if left.constant is None and right.constant is None:
         single = set(left.values) ^ set(right.values)
@@ -578,28 +425,6 @@ def _remarks(left: _Reading, right: _Reading) -> list[str]:
     if left.grid and right.grid and left.grid > right.grid:
         remarks.append("the baseline was tuned over fewer settings")
     return remarks
-
-
-def _grid_point(table: Table, arm: Arm, metric: str) -> GridPoint:
-    reading = _read_arm(arm, table, metric)
-    values = reading.values.values()
-    return GridPoint(arm=arm, interval=interval(values), pairs=len(values), lost=tuple(reading.lost))
-
-
-def _edges(chosen: Arm, arms: Sequence[Arm]) -> tuple[str, ...]:
-    edges = []
-    for key, value in (chosen.setting or {}).items():
-        tried = {other for arm in arms if _numeric(other := (arm.setting or {}).get(key))}
-        if not _numeric(value) or len(tried) < 2:
-            continue
-        for extreme, word in ((min(tried), "smallest"), (max(tried), "largest")):  # type: ignore[type-var]
-            if value == extreme:
-                edges.append(f"{key}={value:g} is the {word} tried")
-    return tuple(edges)
-
-
-def _numeric(value: Scalar) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _slacks(
@@ -626,7 +451,7 @@ def _slacks(
             elif isinstance(value, int | float):
                 found[result.cell.name] = float(value)
             else:
-                lost.append(str(_measured(result, metric)))
+                lost.append(str(measured(result, metric)))
     known, unknown = _split_finite(found)
     return known, [*lost, *unknown]
 
@@ -659,22 +484,6 @@ def _checked_margin(margin: float | None, by: Comparison) -> float:
     if not (least <= value < math.inf):
         raise ValueError(f"margin is {margin!r}; by {by} it must be {least:g} or more")
     return value
-
-
-def _deviation(values: Sequence[float]) -> float:
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
-
-
-def _quantile(degrees: int) -> float:
-    return float(_student()(degrees, (1 + LEVEL) / 2))
-
-
-def _student() -> Callable[[float, float], float]:
-    # Imported late: a claim's module imports this one, and listing claims must cost nothing.
-    from scipy.special import stdtrit
-
-    return stdtrit  # type: ignore[no-any-return]
 
 
 def _exp(value: float) -> float:
