@@ -218,7 +218,7 @@ def log_model(
         pip_requirements or (f"{package}=={version(package).split('+')[0]}" for package in packages)
     )
     chosen = {"serialization_format": serialization_format} if serialization_format else {}
-    trained = copy.deepcopy(_plain(model)).cpu().eval()
+    trained = copy.deepcopy(model).cpu().eval()
     example = input_example.detach().cpu()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -268,11 +268,6 @@ def _numbers(metrics: Mapping[str, float | Tensor]) -> dict[str, float]:
         together = torch.stack([metrics[name].detach().double().reshape(()) for name in names])  # type: ignore[union-attr]
         numbers |= zip(names, together.tolist(), strict=True)
     return numbers
-
-
-def _plain(model: nn.Module) -> nn.Module:
-    """A LightningModule that was trained holds its Trainer, which does not belong to the model."""
-    return model
 
 
 def _is_rank_zero() -> bool:

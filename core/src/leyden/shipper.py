@@ -33,8 +33,18 @@ from filelock import FileLock, Timeout
 
 from leyden.errors import TrackingError
 from leyden.files import write_atomic
-from leyden.spool import Chunk, ProcessIdentity, Record, SessionFile, Status, masked, read_chunk, sessions
-from leyden.store import Held, Refused, Store, ask, reason
+from leyden.spool import (
+    Chunk,
+    ProcessIdentity,
+    Record,
+    SessionFile,
+    Status,
+    closed_status,
+    masked,
+    read_chunk,
+    sessions,
+)
+from leyden.store import Held, MlflowStore, Refused, ask, reason
 
 BATCH = 1000
 """Metric values in one request; MLflow takes no more."""
@@ -65,8 +75,9 @@ def main() -> None:
     try:
         write_atomic(session / "helper.json", json.dumps(asdict(ProcessIdentity.current())))
         file = SessionFile.load(session)
-        store = Store(file.uri, file.artifact_location)
+        store = MlflowStore(file.uri, file.artifact_location)
         store.connect(on_probe=lambda: voice.say("probing"))
+        voice.say("answered")
         recover(session, store, voice.warn)
     except (TrackingError, Held) as error:
         voice.say("error", message=str(error))
@@ -153,7 +164,7 @@ def finish(
             time.sleep(0.5)
 
 
-def recover(own: Path, store: Store, warn: Callable[[str], None]) -> None:
+def recover(own: Path, store: MlflowStore, warn: Callable[[str], None]) -> None:
     """Ship what sessions left whose process is gone; their runs without an end become KILLED.
 
     Args:
@@ -173,14 +184,17 @@ def recover(own: Path, store: Store, warn: Callable[[str], None]) -> None:
                 if not _abandoned(session, file):
                     continue
                 same = file.uri == store.uri
-                home = store if same else Store(file.uri, file.artifact_location)
+                home = store if same else MlflowStore(file.uri, file.artifact_location)
                 if not same:
                     home.connect()
                 shipper = Shipper(session, home, warn)
-                if shipper.any_alive(wait=3.0):
+                if shipper.any_alive(file.owner, wait=3.0):
                     continue
-                shipper.finish(file.closed or "KILLED")
+                count = len(shipper.unshipped())
+                shipper.finish(closed_status(session) or "KILLED")
                 shutil.rmtree(session, ignore_errors=True)
+                if count:
+                    warn(f"{count} run(s) of an interrupted session were completed in {masked(file.uri)}")
             except (Held, TrackingError, OSError, ValueError) as error:
                 warn(f"what an earlier session logged stays in {session} for now: {error}")
 
@@ -188,7 +202,7 @@ def recover(own: Path, store: Store, warn: Callable[[str], None]) -> None:
 def _abandoned(session: Path, file: SessionFile) -> bool:
     if not file.owner.here:
         return time.time() - (session / "session.json").stat().st_mtime > HEARTBEAT_LOST_SECONDS
-    if file.owner.alive() and not file.closed:
+    if file.owner.alive() and not closed_status(session):
         return False
     helper = None
     with contextlib.suppress(OSError, ValueError, TypeError):
@@ -289,7 +303,7 @@ class Shipper:
         warn: takes one line for the user.
     """
 
-    def __init__(self, session: Path, store: Store, warn: Callable[[str], None]) -> None:
+    def __init__(self, session: Path, store: MlflowStore, warn: Callable[[str], None]) -> None:
         self.session = session
         self.store = store
         self.warn = warn
@@ -336,10 +350,10 @@ class Shipper:
             if not run.progress.status and run.process and not run.process.alive():
                 self._finish(run, "KILLED")
 
-    def any_alive(self, wait: float) -> bool:
-        """Whether a process of a run without an end lives still after ``wait`` seconds."""
+    def any_alive(self, owner: ProcessIdentity, wait: float) -> bool:
+        """Whether a process of a run without an end, other than the owner, lives still after some seconds."""
         deadline = time.monotonic() + wait
-        processes = {run.process for run in self.runs() if not run.progress.status and run.process}
+        processes = {run.process for run in self.runs() if not run.progress.status and run.process} - {owner}
         while any(process.here and process.alive() for process in processes):
             if time.monotonic() > deadline:
                 return True
@@ -497,25 +511,38 @@ class Shipper:
         try:
             ask(partial(self.store.client.log_batch, run.progress.run_id), **{kind: items})
         except (Refused, Held) as error:
-            # To some impossible values a server answers as if it broke down; if it takes a tag, it did not.
-            if not self._takes_tags(run):
+            # To some impossible values a store answers as if it broke down; if it takes a tag, it did not.
+            if (isinstance(error, Held) and not error.odd) or not self._takes_a_tag(run):
                 raise
-            if len(items) == 1 and isinstance(error, Held) and not again:
+            if len(items) > 1:
+                middle = len(items) // 2
+                self._log(run, kind, items[:middle])
+                self._log(run, kind, items[middle:])
+            elif isinstance(error, Held) and not again:
                 self._log(run, kind, items, again=True)
-                return
-            if len(items) == 1:
-                self.warn(f"run '{run.name}': the store refused {kind[:-1]} '{items[0].key}': {error}")
-                return
-            middle = len(items) // 2
-            self._log(run, kind, items[:middle])
-            self._log(run, kind, items[middle:])
+            else:
+                self._drop(run, kind, items[0], error)
 
-    def _takes_tags(self, run: RunSpool) -> bool:
+    def _takes_a_tag(self, run: RunSpool) -> bool:
         try:
-            ask(self.store.client.set_tag, run.progress.run_id, "leyden.key", run.key)
+            ask(self.store.client.set_tag, run.progress.run_id, "leyden.refused", str(time.time_ns()))
         except (Refused, Held):
             return False
         return True
+
+    def _drop(self, run: RunSpool, kind: str, item: Any, why: Exception) -> None:
+        """Leave out one value that the store will never take; it is kept in a file."""
+        path = self._aside(run) / f"{kind}.jsonl"
+        if not path.exists():
+            self.warn(
+                f"run '{run.name}': the store refused {kind[:-1]} '{item.key}' ({why}); it is in {path}"
+            )
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({**dict(item), "refused": str(why)}) + "\n")
+        except OSError as error:
+            raise Held(reason(error)) from error
 
     def _end(self, run: RunSpool, status: Status, moment: int) -> None:
         ask(self.store.client.set_terminated, run.progress.run_id, status=status, end_time=moment)

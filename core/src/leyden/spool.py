@@ -5,6 +5,7 @@ lines and ships them. Nothing here needs MLflow, torch or Lightning, and nothing
 session is a folder::
 
     .leyden/tracking/<session>/session.json     the store and the owner's process
+                               closed.<status>  it was closed, but records are left
                                <run>.jsonl      the records of a run
                                <run>.json       how far it was shipped, and its MLflow identity
                                files/<run>/     copies of artifacts on their way
@@ -82,13 +83,11 @@ class SessionFile:
         uri: the store that the session's runs go to.
         artifact_location: where artifacts of a new experiment go; None leaves it to the server.
         owner: the process that opened the session.
-        closed: the status with which it was closed while records were left, else None.
     """
 
     uri: str
     artifact_location: str | None
     owner: ProcessIdentity
-    closed: Status | None = None
 
     def save(self, session: Path) -> None:
         """Write it; only the user may read it, for a URI can hold a password."""
@@ -108,6 +107,17 @@ class SessionFile:
             return cls(**{**content, "owner": ProcessIdentity(**content["owner"])})
         except (TypeError, KeyError) as error:
             raise ValueError(f"{session / 'session.json'} is not a session: {error}") from None
+
+
+def mark_closed(session: Path, status: Status) -> None:
+    """Say that a session was closed with records left. An empty file fits on a full disk."""
+    (session / f"closed.{status}").touch()
+
+
+def closed_status(session: Path) -> Status | None:
+    """The status with which a session was closed with records left; None if it was not closed."""
+    statuses: tuple[Status, ...] = ("FINISHED", "FAILED", "KILLED")
+    return next((status for status in statuses if (session / f"closed.{status}").exists()), None)
 
 
 def status_of(error: BaseException | None) -> Status:

@@ -11,6 +11,7 @@ import os
 import re
 import sqlite3
 import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -30,7 +31,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PROBE_SECONDS = 4
-"""How long a server may take for each of its two first answers; the user is told within ten seconds."""
+"""How long a server may take to answer at all, and at least has to answer MLflow."""
+_ALL_PROBES_SECONDS = 9.0
+"""The user is told within ten seconds."""
 SHIPPING_SECONDS = 20
 _QUICK_CHECK_BYTES = 64_000_000
 _REFUSALS = {"INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS", "INVALID_STATE"}
@@ -49,11 +52,13 @@ class Held(Exception):  # noqa: N818 - it says what happens to the values
 
     Attributes:
         of_run: whether it concerns one run only, so that the others go on.
+        odd: whether the store says no more than that something went wrong, which can be the request's fault.
     """
 
-    def __init__(self, text: str, *, of_run: bool = False) -> None:
+    def __init__(self, text: str, *, of_run: bool = False, odd: bool = False) -> None:
         super().__init__(text)
         self.of_run = of_run
+        self.odd = odd
 
 
 class Refused(Exception):  # noqa: N818
@@ -72,13 +77,14 @@ def ask(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     except (Held, Refused):
         raise
     except Exception as error:
+        code = getattr(error, "error_code", "")
         lasting = isinstance(error, TypeError | ValueError | AttributeError | LookupError | OverflowError)
-        if lasting or getattr(error, "error_code", "") in _REFUSALS:
+        if lasting or code in _REFUSALS:
             raise Refused(reason(error)) from error
-        raise Held(reason(error)) from error
+        raise Held(reason(error), odd=code in ("INTERNAL_ERROR", "BAD_REQUEST")) from error
 
 
-class Store:
+class MlflowStore:
     """An MLflow store, with the lock that lets many processes write to one sqlite file.
 
     Args:
@@ -104,12 +110,12 @@ class Store:
         Raises:
             TrackingError: one line: what is wrong and what to do.
         """
+        started = time.monotonic()
         loading = threading.Thread(target=_import_mlflow, daemon=True)
         loading.start()
         if re.match("https?://", self.uri):
             _await_answer(self.uri)
         os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
-        os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(PROBE_SECONDS)
         try:
             with self.writing(wait=120.0):
                 if self.database:
@@ -118,6 +124,8 @@ class Store:
                 from mlflow import MlflowClient
 
                 on_probe()
+                left = _ALL_PROBES_SECONDS - (time.monotonic() - started)
+                os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(max(PROBE_SECONDS, int(left)))
                 if self.database and not (self.database.exists() and self.database.stat().st_size):
                     _create_database(self.database)
                 self.client = MlflowClient(tracking_uri=self.uri)
@@ -208,10 +216,11 @@ def reason(error: BaseException) -> str:
             return words
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return "the disk is full"
-    if found := re.search(r"\[Errno -?\d+\] ([^'\")]+)", text) or re.search(
-        r"(Read timed out|timed out)", text
-    ):
-        return found.group(1).strip()
+    for pattern in (r"\[Errno -?\d+\] ([^'\")]+)", r"Error\(\d+, '([^']+)'", r"(Read timed out|timed out)"):
+        if found := re.search(pattern, text):
+            return found.group(1).strip()
+    if "HTTPConnectionPool" in text or "HTTPSConnectionPool" in text:
+        return "the connection broke off"
     line = re.sub(r"^\([\w.]+\)\s*", "", text.strip().splitlines()[0])
     return line if len(line) <= 200 else line[:197] + "..."
 

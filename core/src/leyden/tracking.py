@@ -22,7 +22,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -34,6 +34,7 @@ from leyden.spool import (
     RunWriter,
     SessionFile,
     Status,
+    mark_closed,
     masked,
     open_run,
     status_of,
@@ -57,7 +58,7 @@ __all__ = [
 ]
 
 DEFAULT_URI = "sqlite:///leyden.db"
-_LOADING_SECONDS, _PROBING_SECONDS = 120.0, 7.0
+_LOADING_SECONDS, _PROBING_SECONDS, _ANSWER_SECONDS = 120.0, 5.0, 9.5
 _log = logging.getLogger("leyden.tracking")
 _active: ContextVar[RunWriter | None] = ContextVar("leyden_active_run", default=None)
 
@@ -232,8 +233,8 @@ class Session:
         """Let the next start adopt the session, though this process may live on."""
         if not self._helper.said("closed"):
             _log.warning("what was logged last is kept in %s and ships at the next start", self.directory)
-        with contextlib.suppress(OSError, ValueError):
-            replace(SessionFile.load(self.directory), closed=status).save(self.directory)
+        with contextlib.suppress(OSError):
+            mark_closed(self.directory, status)
 
     def _on_death(self, helper: _Helper) -> None:
         """Start another helper where one died by itself; what it had not shipped is still in the spool."""
@@ -319,10 +320,13 @@ class _Helper:
         Raises:
             TrackingError: if it did not, or is not a store.
         """
-        self._wait_for({"probing", "ready", "error"}, _LOADING_SECONDS)
-        patience = None if self._store.uri.startswith("sqlite:") else _PROBING_SECONDS
+        started = time.monotonic()
+        self._wait_for({"probing", "error"}, _LOADING_SECONDS)
         if "probing" in self._events:
-            self._wait_for({"ready", "error"}, patience)
+            left = max(_PROBING_SECONDS, _ANSWER_SECONDS - (time.monotonic() - started))
+            self._wait_for({"answered", "error"}, None if self._store.uri.startswith("sqlite:") else left)
+        if "answered" in self._events:
+            self._wait_for({"ready", "error"}, None)
         if "error" in self._events:
             raise TrackingError(self._events["error"]["message"])
         if "ready" in self._events:
