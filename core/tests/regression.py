@@ -136,3 +136,10 @@ class Interrupt(Callback):
     def on_train_batch_start(self, trainer, module, batch, index):
         if trainer.global_step == 1:
             raise KeyboardInterrupt
+
+
+class Divide(Callback):
+    """A mistake in the user's own code."""
+
+    def on_train_start(self, trainer, module):
+        1 / 0

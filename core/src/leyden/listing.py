@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import textwrap
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -56,14 +57,14 @@ def show_plugin(console: Console, manager: Manager, plugin: Plugin) -> None:
     """Print one plugin's paper, components, configurations, claims and a use of three lines."""
     console.print(f"[bold]{plugin.name}[/bold] {plugin.version}, installed as {plugin.distribution}")
     if paper := plugin.paper:
-        _section(
-            console,
-            "Paper",
-            f"{escape(paper.title)}\n{escape(', '.join(paper.authors))}. {paper.venue}. {paper.url}",
-        )
-        _note(console, "In short", paper.summary)
-        _note(console, "Code", paper.code)
-        _note(console, "Exactness", paper.exact)
+        lines = [
+            paper.title,
+            f"{', '.join(paper.authors)}. {paper.venue}. {paper.url}",
+            f"In short: {paper.summary}",
+            f"Code: {paper.code}" if paper.code else "",
+            f"Exactness: {paper.exact}" if paper.exact else "",
+        ]
+        _section(console, "Paper", "\n".join(filter(None, lines)))
     if plugin.components:
         table = Table(box=None, show_header=False, pad_edge=False)
         for component in plugin.components:
@@ -86,7 +87,7 @@ def show_plugin(console: Console, manager: Manager, plugin: Plugin) -> None:
             table.add_row(f"[bold]{plugin.name}/{claim.name}[/bold]", escape(claim.title))
         _section(console, "Claims", table)
     if plugin.components:
-        _section(console, "Use", escape(three_lines(plugin.components[0])))
+        _section(console, "Use", three_lines(plugin.components[0]))
         if plugin.configs:
             console.print(f"  [dim]or[/dim] leyden fit --config {plugin.name}/{next(iter(plugin.configs))}")
     _print_problems(console, [problem for problem in manager.problems if f"'{plugin.name}'" in problem])
@@ -154,12 +155,12 @@ def _minutes(claim: type[Claim], scale: str) -> str:
 
 def _section(console: Console, heading: str, content: str | Table) -> None:
     console.print(f"\n[bold]{heading}[/bold]")
-    console.print(Padding(content, (0, 0, 0, 2), expand=False))
-
-
-def _note(console: Console, heading: str, text: str) -> None:
-    if text:
-        console.print(Padding(f"[dim]{heading}:[/dim] {escape(text)}", (0, 0, 0, 2), expand=False))
+    if isinstance(content, Table):
+        console.print(Padding(content, (0, 0, 0, 2), expand=False))
+        return
+    for line in content.splitlines():
+        wrapped = textwrap.fill(line, console.width - 2, initial_indent="  ", subsequent_indent="  ")
+        console.print(wrapped, markup=False, soft_wrap=True)
 
 
 def _print_problems(console: Console, problems: list[str]) -> None:
