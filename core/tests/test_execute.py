@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import shutil
@@ -159,6 +160,14 @@ def test_workers_that_die_before_any_cell_are_an_error_not_an_endless_loop(
     with pytest.raises(LeydenError, match=r"die before they run a cell: EXIT\(7\)"):
         run(toy("", ""))
     sys.modules.pop("toy_claims")
+
+
+def test_a_result_that_never_arrives_is_an_error_not_an_endless_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = toy("", "")
+    monkeypatch.setattr(Results, "stored", lambda self, cell: False)
+    monkeypatch.setattr(Results, "load", lambda self, cell: None)
+    with pytest.raises(LeydenError, match=r"^the result of Good seed 0 is not in /.*results$"):
+        run(cells)
 
 
 def test_stored_cells_are_not_run_again() -> None:
@@ -343,21 +352,24 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Stands for Ray: what we use of it, on joblib's loky backend. Returns what was asked of it."""
     from joblib import register_parallel_backend
     from joblib._parallel_backends import LokyBackend
+    from joblib.externals.loky import get_reusable_executor
 
     asked: list[str] = []
     modules = {
         name: types.ModuleType(name) for name in ("ray", "ray.exceptions", "ray.util", "ray.util.joblib")
     }
-    modules["ray"].__spec__ = types.SimpleNamespace(name="ray")  # type: ignore[assignment]
-    modules["ray"].__dict__.update(
-        exceptions=modules["ray.exceptions"], shutdown=lambda: asked.append("shutdown")
-    )
-    modules["ray.exceptions"].__dict__.update(RayError=BrokenProcessPool)
+
+    def shutdown() -> None:
+        asked.append("shutdown")
+        get_reusable_executor().shutdown(kill_workers=True)
 
     def register_ray() -> None:
         asked.append("register")
         register_parallel_backend("ray", LokyBackend)
 
+    modules["ray"].__spec__ = types.SimpleNamespace(name="ray")  # type: ignore[assignment]
+    modules["ray"].__dict__.update(exceptions=modules["ray.exceptions"], shutdown=shutdown)
+    modules["ray.exceptions"].__dict__.update(RayError=BrokenProcessPool)
     modules["ray.util.joblib"].__dict__.update(register_ray=register_ray)
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
@@ -372,6 +384,18 @@ def test_ray_keeps_the_same_promises(ray: list[str]) -> None:
     assert "register" in ray
     stop_workers()
     assert ray[-1] == "shutdown"
+
+
+def test_with_ray_one_cell_at_a_time_is_not_run_in_this_process(ray: list[str]) -> None:
+    done = run(toy("", "", ""), claim="WhoRan", jobs=1, executor="ray")
+    assert os.getpid() not in {result.measured["process"] for result in done.values()}
+    starts = sorted(path.stat().st_mtime for path in Path("attempts").iterdir())
+    assert all(later - earlier > 0.15 for earlier, later in itertools.pairwise(starts))
+
+
+def test_with_ray_a_cell_that_kills_its_worker_twice_is_recorded_as_crashed(ray: list[str]) -> None:
+    done = run(toy("die", ""), executor="ray")
+    assert [done[seed].status for seed in range(2)] == ["crashed", "done"]
 
 
 class Writer:

@@ -146,6 +146,7 @@ class WhoRan(Toy):
     name = "who-ran"
 
     def run(self, cell: Cell) -> Measured:
+        super().run(cell)
         time.sleep(0.2)
         return {"process": os.getpid()}
 

@@ -186,6 +186,9 @@ class _Execution:
                 raise LeydenError(f"workers die before they run a cell: {death}") from death
             return str(death), caught
         self.report()
+        for cell in cells:
+            if cell.digest in self.pending:
+                raise LeydenError(f"the result of {cell.name} is not in {self.results.directory.absolute()}")
         return "", []
 
     def report(self) -> None:
@@ -198,7 +201,7 @@ class _Execution:
         return Job(
             claim=self.claim,
             cell=cell,
-            results=self.results.directory,
+            results=self.results.directory.absolute(),
             directory=Path.cwd(),
             tracked=self.tracked,
         )
@@ -255,9 +258,10 @@ class _Ray:
         ray: Any = importlib.import_module("ray")
         importlib.import_module("ray.util.joblib").register_ray()
         self._used = True
-        with _called_now_and_then(report), parallel_config(backend="ray", n_jobs=count):
+        # With a single worker joblib would run the cells in this process; two of whom one waits are as good.
+        with _called_now_and_then(report), parallel_config(backend="ray", n_jobs=max(2, count)):
             try:
-                Parallel(batch_size=1)(delayed(run_job)(job) for job in batch)
+                Parallel(batch_size=1, pre_dispatch=count)(delayed(run_job)(job) for job in batch)
             except ray.exceptions.RayError as error:
                 raise WorkersDiedError(type(error).__name__) from error
 

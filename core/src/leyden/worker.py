@@ -63,7 +63,7 @@ class Job:
         claim: dotted path of the claim's class.
         cell: the cell.
         results: directory that takes the result.
-        directory: the user's working directory, whose modules the worker finds.
+        directory: the user's working directory; the worker works in it and finds its modules.
         tracked: where the cell's run is tracked; None for nowhere.
     """
 
@@ -113,7 +113,7 @@ def run_job(job: Job) -> None:
     try:
         results.start(job.cell)
         with _output_to(results.log(job.cell)):
-            find_modules_in(job.directory)
+            _work_in(job.directory)
             run = _open_run(job)
             result = _measure(job, run)
         if run is not None:
@@ -151,6 +151,13 @@ def cell_params(cell: Cell) -> dict[str, Any]:
         **{f"setting.{key}": value for key, value in cell.setting.items()},
         **{f"options.{key}": value for key, value in cell.options.items()},
     }
+
+
+def _work_in(directory: Path) -> None:
+    """Work where the user does; on another machine of a cluster that directory may not exist."""
+    find_modules_in(directory)
+    if directory.is_dir():
+        os.chdir(directory)
 
 
 def _measure(job: Job, run: RunWriter | None) -> CellResult:
