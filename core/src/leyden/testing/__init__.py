@@ -42,8 +42,9 @@ A training that resumes bit for bit needs a loader and random numbers that resum
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from leyden.errors import LeydenError
@@ -81,18 +82,20 @@ __all__ = [
 ]
 
 
-def conformance(plugin: str) -> Callable[[Case], None]:
+def conformance(plugin: str, *, exempt: Mapping[str, str] | None = None) -> Callable[[Case], None]:
     """Make a pytest test of every check that applies to an installed plugin.
 
     Args:
         plugin: the plugin's name, that of its entry point.
+        exempt: cases that cannot apply, by the identity in the test's name (such as ``"faces.yaml-runs"``),
+            each with the reason; components say theirs themselves.
 
     Returns:
         A test function, parametrized over the cases; bind it to a name that begins with ``test_``.
     """
     import pytest
 
-    cases = list(cases_of(plugin))
+    cases = list(cases_of(plugin, exempt))
 
     @pytest.mark.parametrize("case", cases, ids=[case.id for case in cases])
     def test_conformance(case: Case) -> None:
@@ -105,34 +108,47 @@ def conformance(plugin: str) -> Callable[[Case], None]:
     return test_conformance
 
 
-def check_plugin(plugin: str) -> list[Finding]:
+def check_plugin(plugin: str, *, exempt: Mapping[str, str] | None = None) -> list[Finding]:
     """Run every check that applies to an installed plugin.
 
     Args:
         plugin: the plugin's name, that of its entry point.
+        exempt: as for `conformance`.
 
     Returns:
         What is wrong; empty when all is well.
     """
-    return [finding for case in cases_of(plugin) for finding in case.findings()]
+    return [finding for case in cases_of(plugin, exempt) for finding in case.findings()]
 
 
 def check_component(
-    component: Component, *, from_paper: bool = False, contributed: bool = False
+    component: Component,
+    *,
+    only: Sequence[str] = (),
+    from_paper: bool = False,
+    contributed: bool = False,
 ) -> list[Finding]:
-    """Run every check that applies to a component, of a plugin or not.
+    """Run the checks that apply to a component, of a plugin or not.
 
     Args:
         component: what it is and how to build it.
+        only: names of the checks to run; empty: all.
         from_paper: whether its docstring must name its place in a paper.
         contributed: whether it is a callback that every Trainer gets.
 
     Returns:
         What is wrong; empty when all is well.
+
+    Raises:
+        ValueError: if ``only`` names a check that does not apply to the component.
     """
     subject = Subject(component, from_paper, contributed)
-    cases = [*component_cases(subject), *process_cases([subject])]
-    return [finding for case in cases for finding in case.findings()]
+    cases = {case.check: case for case in (*component_cases(subject), *process_cases([subject]))}
+    for name in only:
+        if name not in cases:
+            raise ValueError(f"only: '{name}' is no check of this component; there are {', '.join(cases)}")
+    chosen = [case for name, case in cases.items() if not only or name in only]
+    return [finding for case in chosen for finding in case.findings()]
 
 
 def checks() -> list[tuple[str, str, str]]:
@@ -145,16 +161,29 @@ def checks() -> list[tuple[str, str, str]]:
     return own + [(name, _debtors(("training",), None), text) for name, text in TASKS.items()]
 
 
-def cases_of(name: str) -> Iterator[Case]:
+def cases_of(plugin: str, exempt: Mapping[str, str] | None = None) -> Iterator[Case]:
     """Every case of an installed plugin.
 
     Args:
-        name: the plugin's name.
+        plugin: the plugin's name.
+        exempt: as for `conformance`.
 
     Yields:
         The cases of the package, its components, configurations and claims. A plugin that cannot be used is
         one case, which says why.
+
+    Raises:
+        ValueError: if ``exempt`` names a case that there is not.
     """
+    reasons = dict(exempt or {})
+    for case in _cases(plugin):
+        reason = reasons.pop(case.id, case.exempt)
+        yield dataclasses.replace(case, exempt=reason)
+    if reasons:
+        raise ValueError(f"exempt: plugin '{plugin}' has no case {', '.join(sorted(reasons))}")
+
+
+def _cases(name: str) -> Iterator[Case]:
     manager = discover()
     try:
         plugin = manager.plugin(name)
@@ -163,9 +192,8 @@ def cases_of(name: str) -> Iterator[Case]:
         yield Case(name, "usable", "The plugin is installed and can be imported.", lambda: [reason])
         return
     contributed = set(manager.callback_paths())
-    yield from metadata_cases(
-        plugin, sorted(path for path in contributed if _is_of(path, plugin)), set(TASKS)
-    )
+    own = sorted(path for path in contributed if _is_of(path, plugin))
+    yield from metadata_cases(plugin, own, set(TASKS))
     subjects = [Subject(one, plugin.paper is not None, one.path in contributed) for one in plugin.components]
     for subject in subjects:
         yield from component_cases(subject)

@@ -26,7 +26,7 @@ def runs_as_it_is(path: Path) -> Iterator[str]:
 
     from leyden.lightning import LeydenCLI
 
-    short = ["--trainer.fast_dev_run=true", "--trainer.logger=false", "--trainer.enable_model_summary=false"]
+    short = ["--trainer.fast_dev_run=true", "--trainer.logger=false", "--trainer.enable_progress_bar=false"]
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), quiet(), _sys_path_kept():
         try:
             cli = LeydenCLI(args=["fit", "--config", str(path), *short], save_config_callback=None)

@@ -34,7 +34,7 @@ def docstring(subject: Subject) -> Iterator[str]:
         yield "it has no docstring"
         return
     arguments = [name for name in inspect.signature(target).parameters if name not in IMPLIED]
-    explained = _section(text, "Args")
+    explained = _section(text, "Args") or _section(_constructor_text(target), "Args")
     if arguments and not explained:
         yield f"its docstring has no 'Args:' section; it takes {', '.join(arguments)}"
     elif missing := [name for name in arguments if not re.search(rf"^\s*\*{{0,2}}{name}\b", explained, re.M)]:
@@ -43,7 +43,7 @@ def docstring(subject: Subject) -> Iterator[str]:
         yield from _function(target, text)
 
 
-@owed_by("optimizer", "lr_scheduler", "callback", "layer", "loss", "function")
+@owed_by("optimizer", "lr_scheduler", "layer", "loss", "function")
 def place_in_paper(subject: Subject) -> Iterator[str]:
     """Where the plugin implements a paper, a docstring says where the method stands in it."""
     target = subject.target
@@ -101,6 +101,14 @@ def _function(function: Any, text: str) -> Iterator[str]:
         and not iterates
     ):
         yield "its docstring has no 'Returns:' section"
+
+
+def _constructor_text(target: Any) -> str:
+    """The docstring of the class whose constructor a class inherits."""
+    if not isinstance(target, type):
+        return ""
+    home = next((base for base in target.__mro__ if "__init__" in vars(base)), target)
+    return inspect.cleandoc(home.__doc__ or "")
 
 
 def _section(text: str, name: str) -> str:

@@ -21,8 +21,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from leyden.claims import SCALES, Claim
 from leyden.errors import LeydenError
 from leyden.manager import Plugin, load_object
-from leyden.model import Component
-from leyden.testing.kit import OWED, Case
+from leyden.model import Component, Kind
+from leyden.testing.documentation import docstring
+from leyden.testing.kit import OWED, Case, Subject
 
 HEAVY = ("torch", "lightning", "pytorch_lightning", "mlflow")
 LONGEST_SUMMARY = 120
@@ -46,6 +47,7 @@ def metadata_cases(plugin: Plugin, callbacks: list[str], also: set[str]) -> Iter
         ("dotted-paths", "What its other hooks name exists.", lambda: dotted_paths(plugin, callbacks)),
         ("claims", "Every claim describes itself.", lambda: claims(plugin)),
         ("public-names", "Public names load lazily; a misspelt one raises.", lambda: public_names(plugin)),
+        ("documented", "Every public name explains its arguments.", lambda: documented(plugin)),
         ("typed", "The package says that it is typed.", lambda: typed(plugin)),
         ("import-budget", "Listing it imports nothing heavy.", lambda: import_budget(plugin)),
     ):
@@ -179,6 +181,19 @@ def public_names(plugin: Plugin) -> Iterator[str]:
         home, _, name = component.path.rpartition(".")
         if home == package.__name__ and name not in names:
             yield f"component '{component.path}' is not in '{home}.__all__'"
+
+
+def documented(plugin: Plugin) -> Iterator[str]:
+    """Every public class and function explains its arguments; components have a check of their own."""
+    package = _package(plugin)
+    components = {component.path for component in plugin.components}
+    for name in getattr(package, "__all__", ()):
+        path = f"{package.__name__}.{name}"
+        public = getattr(package, name, None)
+        if path not in components and (isinstance(public, type) or inspect.isfunction(public)):
+            kind: Kind = "layer" if isinstance(public, type) else "function"
+            subject = Subject(Component(kind=kind, path=path, summary=name))
+            yield from (f"{name}: {text}" for text in docstring(subject))
 
 
 def typed(plugin: Plugin) -> Iterator[str]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from leyden.testing.kit import Subject, owed_by
 from leyden.testing.resume import ResumableLoader
 from leyden.testing.saving import DUPLICATES, refusal
-from leyden.testing.training import far, finite, fit, quiet, quiet_trainer, unequal
+from leyden.testing.training import far, finite, fit, quiet, quiet_trainer, run_stage, unequal
 from leyden.testing.trials import Trial, trial_of
 
 STAGES = {
@@ -30,7 +31,7 @@ def stages(subject: Subject) -> Iterator[str]:
     """Fit, validate, test and predict work with a Trainer's default settings, inference mode included."""
     for stage, step in STAGES.items():
         module, trial = subject.build(), trial_of(subject)
-        if not _defines(module, step):
+        if not is_overridden(step, module):
             continue
         trainer = quiet_trainer(
             max_steps=2, limit_val_batches=2, limit_test_batches=2, limit_predict_batches=2
@@ -38,7 +39,7 @@ def stages(subject: Subject) -> Iterator[str]:
         data: Any = trial.data if trial.data is not None else ResumableLoader(trial.batches())
         try:
             with quiet():
-                _run(trainer, stage, module, data, validates=_defines(module, "validation_step"))
+                run_stage(trainer, stage, module, data)
         except Exception as error:
             yield f"trainer.{stage} raises {type(error).__name__}: {error}"
 
@@ -46,7 +47,7 @@ def stages(subject: Subject) -> Iterator[str]:
 @owed_by("module")
 def bookkeeping(subject: Subject) -> Iterator[str]:
     """A ``training_step`` advances ``global_step`` by one; ``max_steps`` and ModelCheckpoint follow it."""
-    if not _defines(subject.build(), "training_step"):
+    if not is_overridden("training_step", subject.build()):
         return
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = ModelCheckpoint(dirpath=folder, filename="{step}", save_top_k=-1, every_n_train_steps=1)
@@ -103,32 +104,14 @@ def compiled(subject: Subject) -> Iterator[str]:
         yield f"3 steps with and without torch.compile differ: {difference}"
 
 
-def _run(trainer: Trainer, stage: str, module: LightningModule, data: Any, *, validates: bool) -> None:
-    if not isinstance(data, ResumableLoader):
-        getattr(trainer, stage)(module, datamodule=data)
-    elif stage == "fit":
-        trainer.fit(module, data, data if validates else None)
-    else:
-        getattr(trainer, stage)(module, data)
-
-
 def _trained_or_attached(subject: Subject) -> Trainer:
     """A Trainer that holds the module, trained for two steps where it can be."""
     module = subject.build()
-    if _defines(module, "training_step"):
+    if is_overridden("training_step", module):
         return fit(subject, steps=2).trainer
     trial: Trial = trial_of(subject)
     trainer = quiet_trainer(limit_test_batches=1, limit_predict_batches=1)
     data: Any = trial.data if trial.data is not None else ResumableLoader(trial.batches())
     with quiet():
-        _run(trainer, "test" if _defines(module, "test_step") else "predict", module, data, validates=False)
+        run_stage(trainer, "test" if is_overridden("test_step", module) else "predict", module, data)
     return trainer
-
-
-def _defines(module: LightningModule, step: str) -> bool:
-    found: Callable[..., Any] = getattr(type(module), step)
-    if step == "predict_step":  # Lightning's own calls forward, which the module may define
-        return (
-            type(module).forward is not LightningModule.forward or found is not LightningModule.predict_step
-        )
-    return found is not getattr(LightningModule, step)

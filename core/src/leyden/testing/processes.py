@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -88,25 +88,28 @@ class _Group:
 
     def __init__(self, tasks: list[Task]) -> None:
         self._tasks = tasks
-        self._found: dict[int, list[str]] = {}
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._failures: dict[int, str] = {}
 
-    def findings(self, task: Task) -> Iterable[str]:
-        if not self._found:
-            with tempfile.TemporaryDirectory() as folder:
-                self._run(Path(folder))
-        return self._found[self._tasks.index(task)]
+    def findings(self, task: Task) -> Iterator[str]:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory()
+            self._run(Path(self._folder.name))
+        place = self._tasks.index(task)
+        if place in self._failures:
+            yield self._failures[place]
+        else:
+            yield from _compared(task, Path(self._folder.name) / str(place))
 
     def _run(self, folder: Path) -> None:
         """Run all tasks; where one breaks its processes, go on with the next in new ones."""
         start = 0
         while start < len(self._tasks):
             failure = _run_processes(self._tasks, start, folder)
-            stop = len(self._tasks) if failure is None else failure[0]
-            for place in range(start, stop):
-                self._found[place] = list(_compared(self._tasks[place], folder / str(place)))
-            if failure is not None:
-                self._found[stop] = [failure[1]]
-            start = stop + 1
+            if failure is None:
+                return
+            self._failures[failure[0]] = failure[1]
+            start = failure[0] + 1
 
 
 def _owes(name: str, component: Component) -> bool:
@@ -188,9 +191,10 @@ def _compared(task: Task, folder: Path) -> Iterator[str]:
     subject = task.subject
     if task.name == "kill-resume":
         through = fit(subject, steps=6, shuffle=True, callbacks=[RestoreRNG()])
-        saved = folder / "step=3.ckpt"
-        if not saved.exists():
-            yield "the killed training left no checkpoint of its last step"
+        saved, error = folder / "step=3.ckpt", folder / "error.txt"
+        if error.exists() or not saved.exists():
+            reason = error.read_text() if error.exists() else "it wrote none"
+            yield f"the training left no checkpoint before the kill: {reason}"
             return
         resumed = fit(subject, steps=6, shuffle=True, callbacks=[RestoreRNG()], resume_from=saved)
         if difference := unequal(through.final, resumed.final):

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,8 @@ def _killed_training(task: Task, folder: Path) -> None:
         os.environ.pop("TORCHELASTIC_RUN_ID")
         try:
             fit(task.subject, steps=6, shuffle=True, callbacks=[RestoreRNG(), checkpoint, Kill(3)])
+        except BaseException:
+            (folder / "error.txt").write_text(traceback.format_exc(limit=-6))
         finally:
             os._exit(1)
     os.waitpid(child, 0)

@@ -33,6 +33,9 @@ class ResumableLoader:
     [2]
     """
 
+    batch_sampler = None
+    """Lightning's evaluation loops look for one where there is a sampler."""
+
     def __init__(self, batches: Sequence[Any], *, shuffle: bool = False, seed: int = 0) -> None:
         self.batches = list(batches)
         self.shuffle = shuffle

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 from leyden.testing.kit import Subject
 from leyden.testing.outputs import tensors_in
@@ -167,21 +168,19 @@ def learner_of(subject: Subject, trial: Trial) -> tuple[LightningModule, list[Ca
     callbacks = [subject.build()] if kind == "callback" else []
     if trial.module is not None:
         return trial.module, callbacks
+
+    def optimizer(model: nn.Module) -> Optimizer:
+        return trial.optimizer(trial.parameters(model))
+
     if kind == "layer":
-        layer = subject.build()
-        return Learner(layer, lambda model, batch: mean_square(model(*batch)), plain_sgd), callbacks
+        return Learner(subject.build(), lambda model, batch: mean_square(model(*batch)), optimizer), callbacks
     assert trial.model is not None  # trial_of fills it
     if kind == "optimizer":
         return Learner(
             trial.model, trial.loss, lambda model: subject.build(trial.parameters(model))
         ), callbacks
     scheduler = subject.build if kind == "lr_scheduler" else None
-    return Learner(trial.model, trial.loss, plain_sgd, scheduler), callbacks
-
-
-def plain_sgd(model: nn.Module) -> Optimizer:
-    """The optimizer beside a component that is none."""
-    return SGD(model.parameters(), lr=0.05)
+    return Learner(trial.model, trial.loss, optimizer, scheduler), callbacks
 
 
 def mean_square(output: Any) -> Tensor:
@@ -203,6 +202,7 @@ def fit(
     change: Callable[[LightningModule], None] | None = None,
     callbacks: Sequence[Callback] = (),
     own_callbacks: bool = True,
+    contributed: bool = True,
     resume_from: Path | None = None,
     **trainer_arguments: Any,
 ) -> Fitted:
@@ -220,6 +220,7 @@ def fit(
         change: called with the module before training.
         callbacks: further callbacks.
         own_callbacks: whether a callback component takes part itself.
+        contributed: whether the Trainer gets the callbacks that plugins contribute.
         resume_from: a checkpoint to go on from.
         **trainer_arguments: further arguments of the Trainer.
 
@@ -239,12 +240,13 @@ def fit(
     if faults:
         inject(module, faults)
     recorder = Recorder()
-    trainer = quiet_trainer(
-        max_steps=steps,
-        callbacks=[*(own if own_callbacks else []), recorder, *callbacks],
-        enable_checkpointing=any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
-        **{**trial.trainer, **trainer_arguments},
-    )
+    with contributed_callbacks(on=contributed):
+        trainer = quiet_trainer(
+            max_steps=steps,
+            callbacks=[*(own if own_callbacks else []), recorder, *callbacks],
+            enable_checkpointing=any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
+            **{**trial.trainer, **trainer_arguments},
+        )
     torch.manual_seed(1)
     with quiet():
         trainer.fit(module, ResumableLoader(batches, shuffle=shuffle), ckpt_path=resume_from)
@@ -299,6 +301,23 @@ def batches_of(subject: Subject, trial: Trial) -> list[Any]:
     if subject.component.kind != "layer":
         return trial.batches()
     return [trial.inputs] * 10
+
+
+def run_stage(trainer: Trainer, stage: str, module: LightningModule, data: Any) -> None:
+    """Run a stage of a Trainer; ``fit`` validates too, where the module can.
+
+    Args:
+        trainer: the Trainer.
+        stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
+        module: the module.
+        data: a datamodule, or a loader for whatever it is.
+    """
+    if isinstance(data, LightningDataModule):
+        getattr(trainer, stage)(module, datamodule=data)
+    elif stage == "fit":
+        trainer.fit(module, data, data if is_overridden("validation_step", module) else None)
+    else:
+        getattr(trainer, stage)(module, data)
 
 
 def quiet_trainer(**arguments: Any) -> Trainer:

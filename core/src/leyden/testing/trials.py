@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
 from torch.utils._pytree import tree_map
 
 from leyden.manager import load_object
@@ -16,6 +17,11 @@ from leyden.testing.kit import Subject
 
 BATCHES = 10
 """Batches of an epoch of a trial: no multiple of 4, so that accumulating 4 leaves a short last window."""
+
+
+def plain_sgd(parameters: Iterable[Any]) -> Optimizer:
+    """The optimizer beside a component that is none."""
+    return SGD(parameters, lr=0.05)
 
 
 def mean_cross_entropy(model: nn.Module, batch: Any) -> Tensor:
@@ -45,6 +51,7 @@ class Trial:
         model: for an optimizer, scheduler or callback: what is trained.
         loss: loss of a model on a batch, a mean over the batch's rows.
         parameters: the optimizer's argument from the model: its parameters, or its parameter groups.
+        optimizer: for a scheduler, callback or layer: the optimizer beside it, from those parameters.
         rows: the data, tensors of one first dimension; 80 rows make the 10 batches of an epoch.
         batch_size: rows of a batch.
         module: for an optimizer, scheduler or callback that needs a LightningModule of its own, such as one
@@ -58,6 +65,7 @@ class Trial:
     model: nn.Module | None = None
     loss: Callable[[nn.Module, Any], Tensor] = mean_cross_entropy
     parameters: Callable[[nn.Module], Iterable[Any]] = nn.Module.parameters
+    optimizer: Callable[[Iterable[Any]], Optimizer] = plain_sgd
     rows: tuple[Tensor, ...] = ()
     batch_size: int = 8
     module: LightningModule | None = None
