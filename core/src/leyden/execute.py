@@ -247,7 +247,7 @@ class _Loky:
 
 
 class _Ray:
-    """Workers of the cluster that Ray is connected to, or of one that it starts here."""
+    """Workers of the cluster that Ray is connected to, or of one that it starts here; Ray's daemons end them."""
 
     def __init__(self) -> None:
         self._used = False
