@@ -201,10 +201,11 @@ def _lightning(arguments: list[str]) -> int:
     with termination_as_exit():
         from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-        from leyden.lightning import LeydenCLI
+        from leyden.lightning import LeydenCLI, without_noise
 
         try:
-            LeydenCLI(args=arguments)
+            with without_noise():
+                LeydenCLI(args=arguments)
         except MisconfigurationException as error:
             raise UsageError(str(error)) from error
     return 0

@@ -38,6 +38,8 @@ from leyden.model import Run, RunResult
 RUNS = "leyden-runs"
 """Folder of checkpoints, in the working directory."""
 _LOGGER = "leyden.logger.LeydenLogger"
+_LIGHTNING_LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric")
+_LEAF_WARNING = ".*isinstance.treespec, LeafSpec"
 
 
 def callbacks_factory() -> list[Callback]:
@@ -206,12 +208,14 @@ def fit_config(
         path = config_path(str(config))
         files, document = [path], load_config(path)
     document = merged(document, full_names(dict(overrides or {})))
+    document = merged(document, _quiet_trainer(document))
     with _quiet():
         cli = LeydenCLI(
-            args=merged(document, _quiet_trainer(document)),
+            args=document,
             config_files=files,
             run=False,
             save_config_callback=None,
+            load_from_checkpoint_support=bool(document["trainer"]["enable_checkpointing"]),
             trainer_defaults={"callbacks": list(callbacks)},
         )
         cli.trainer.fit(cli.model, datamodule=cli.datamodule)
@@ -319,12 +323,32 @@ def _metrics(trainer: Trainer) -> dict[str, float]:
 
 
 @contextlib.contextmanager
+def without_noise() -> Iterator[None]:
+    """Leave out what Lightning advertises, and a warning between it and torch that no user can act on."""
+    loggers = [logging.getLogger(name) for name in _LIGHTNING_LOGGERS]
+    handlers = [handler for logger in loggers for handler in logger.handlers]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=_LEAF_WARNING)
+        for handler in handlers:
+            handler.addFilter(_is_no_advertisement)
+        try:
+            yield
+        finally:
+            for handler in handlers:
+                handler.removeFilter(_is_no_advertisement)
+
+
+def _is_no_advertisement(record: logging.LogRecord) -> bool:
+    return "Tip: For seamless cloud" not in record.getMessage()
+
+
+@contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep Lightning's notes on hardware, seeds and loaders out of a cell's output."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    loggers = [logging.getLogger(name) for name in _LIGHTNING_LOGGERS]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
-        for message in (".*does not have many workers", "The number of training batches", ".*LeafSpec.*"):
+        for message in (".*does not have many workers", "The number of training batches", _LEAF_WARNING):
             warnings.filterwarnings("ignore", message=message)
         try:
             for logger in loggers:
