@@ -185,6 +185,7 @@ def test_claims_tell_what_the_paper_says_and_the_last_verdict_here(
         ("reproduce one --seeds 0", "argument --seeds: expected an integer of at least 1, got '0'; see"),
         ("reproduce one --jobs two", "argument --jobs: expected an integer of at least 1, got 'two'; see"),
         ("claims --al", "unrecognized arguments: --al; see 'leyden --help'"),
+        ("fit", "required and not given: model"),
         ("fit --config one/frst", "unknown configuration 'one/frst'; did you mean 'one/first'?"),
         (
             "fit --config mine.yaml --optimizer Steper",

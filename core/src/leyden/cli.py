@@ -205,7 +205,7 @@ def _lightning(arguments: list[str]) -> int:
 
         try:
             with without_noise():
-                LeydenCLI(args=arguments)
+                LeydenCLI(args=arguments, parser_kwargs={"prog": "leyden"})
         except MisconfigurationException as error:
             raise UsageError(str(error)) from error
     return 0

@@ -173,7 +173,8 @@ def _meaning(text: str, keys: list[str], sources: Sources, names: Sequence[str],
         place = sources.place([*keys, "class_path"])
         return f"{place}cannot import '{found[1]}': {reason}{_near(*_module_names(found[1]))}"
     if found := re.search(r"the following arguments are required: (.+)", text):
-        return f"{sources.place(keys)}required and not given: {found[1]}"
+        missing = re.sub(r"\b(fit|validate|test|predict)\.", "", found[1])
+        return f"{sources.place(keys)}required and not given: {missing}"
     if found := re.search(r"Import path (\S+) does not correspond to a subclass of (\w+)", text):
         return f"{sources.place([*keys, 'class_path'])}'{found[1]}' is not a {found[2]}"
     if found := re.search(r"Not a valid subclass of (\w+)\W+Got value: (.+)", text):

@@ -98,7 +98,6 @@ class LeydenCLI(LightningCLI):
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """Make a parser that knows shipped configurations and short names."""
         kwargs.setdefault("parser_mode", PARSER_MODE)
-        kwargs.setdefault("prog", "leyden")
         kwargs.setdefault("allow_abbrev", False)
         parser = super().init_parser(**kwargs)
         if isinstance(parser, _Parser):
