@@ -64,6 +64,17 @@ def test_parallel_cells_measure_what_one_after_the_other_measures() -> None:
     }
 
 
+def test_what_a_cell_draws_does_not_depend_on_what_ran_before_it() -> None:
+    cells = toy("", "", "")
+    forward = run(cells, claim="Draws", jobs=1)
+    shutil.rmtree("results")
+    backward = run(cells[::-1], claim="Draws", jobs=1)
+    assert {seed: result.measured for seed, result in forward.items()} == {
+        seed: result.measured for seed, result in backward.items()
+    }
+    assert len({result.measured["numpy"] for result in forward.values()}) == 3
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_cells_run_in_as_many_processes_as_asked_and_never_in_this_one(jobs: int) -> None:
     done = run(toy("", "", "", "", ""), claim="WhoRan", jobs=jobs)
@@ -164,8 +175,7 @@ def test_workers_that_die_before_any_cell_are_an_error_not_an_endless_loop(
 
 def test_a_result_that_never_arrives_is_an_error_not_an_endless_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = toy("", "")
-    monkeypatch.setattr(Results, "stored", lambda self, cell: False)
-    monkeypatch.setattr(Results, "load", lambda self, cell: None)
+    monkeypatch.setattr(Results, "digests", lambda self: set())
     with pytest.raises(LeydenError, match=r"^the result of Good seed 0 is not in /.*results$"):
         run(cells)
 

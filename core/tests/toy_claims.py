@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -129,6 +130,16 @@ class Threads(Toy):
     def run(self, cell: Cell) -> Measured:
         torch = sys.modules["torch"]
         return {"threads": torch.get_num_threads(), "asked": int(os.environ["OMP_NUM_THREADS"])}
+
+
+class Draws(Toy):
+    """Draws from the global generators without seeding them."""
+
+    name = "draws"
+    imports = ("numpy",)
+
+    def run(self, cell: Cell) -> Measured:
+        return {"python": random.random(), "numpy": sys.modules["numpy"].random.random()}
 
 
 class Words(Toy):

@@ -192,9 +192,8 @@ class _Execution:
         return "", []
 
     def report(self) -> None:
-        for digest, cell in list(self.pending.items()):
-            if (result := self.results.load(cell)) is not None:
-                del self.pending[digest]
+        for digest in self.results.digests() & self.pending.keys():
+            if (result := self.results.load(self.pending.pop(digest))) is not None:
                 self.on_done(result)
 
     def job(self, cell: Cell) -> Job:
@@ -247,7 +246,7 @@ class _Loky:
 
 
 class _Ray:
-    """Workers of the cluster that Ray is connected to, or of one that it starts here; Ray's daemons end them."""
+    """Workers of the cluster that Ray is connected to, or of one that it starts; its daemons end them."""
 
     def __init__(self) -> None:
         self._used = False

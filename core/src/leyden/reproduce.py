@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 import traceback
 import uuid
@@ -117,7 +116,9 @@ def _plan(
 
 
 def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    from joblib import cpu_count
+
+    return int(cpu_count())
 
 
 def _claims(names: Sequence[str], plugins: Manager) -> list[tuple[Plugin, type[Claim]]]:
@@ -187,16 +188,14 @@ class _Reproduction:
                 settings=self._settings(cells),
             )
             self.plugins.run_start(announced)
-            table = Table(())
             try:
                 table = self._measure(cells, results, run)
                 complete = self._conclude(table, run)
             except BaseException as error:
-                self._end(announced, run, table, status_of(error), one_line(error))
+                self._end(announced, run, results.table(cells), status_of(error), one_line(error))
                 raise
-            self._end(
-                announced, run, table, "FINISHED" if complete else "FAILED", "; ".join(self._errors(table))
-            )
+            wrong = "; ".join(self._errors(table))
+            self._end(announced, run, table, "FINISHED" if complete else "FAILED", wrong)
         return complete
 
     def _cells(self) -> list[Cell]:

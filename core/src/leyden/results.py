@@ -80,6 +80,10 @@ class Results:
         """Whether a result of the cell is stored."""
         return self._path(cell, "json").exists()
 
+    def digests(self) -> set[str]:
+        """The digests of the cells whose results are stored."""
+        return {path.stem for path in self.directory.glob("*.json")}
+
     def log(self, cell: Cell) -> Path:
         """Where the cell's own output goes."""
         return self._path(cell, "log")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -168,6 +169,7 @@ def _measure(job: Job, run: RunWriter | None) -> CellResult:
         claim: Claim = load_object(job.claim)()
         _import(claim.imports)
         _use_one_thread()
+        _seed(job.cell.seed)
         started = time.perf_counter()
         with _tracked_by(run):
             measured = measured_from(claim.run(job.cell))
@@ -194,6 +196,15 @@ def _use_one_thread() -> None:
     os.environ.update(ONE_THREAD)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+def _seed(seed: int) -> None:
+    """Start the global generators anew, so that a cell draws the same numbers whatever ran here before it."""
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
 
 
 def _open_run(job: Job) -> RunWriter | None:
