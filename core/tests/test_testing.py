@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import doctest
 from pathlib import Path
 
 import pytest
 from leyden.model import CAPABILITIES, Component
-from leyden.testing import ResumableLoader, check_component, checks
+from leyden.testing import ResumableLoader, check_component, checks, resume
 
 FILES = {
     "optimizer": "optimizers",
@@ -25,6 +27,7 @@ TRIALS = {
     "loss": "layers.two_tensors",
     "metric": "metrics.seven_rows",
 }
+PROMISED = {name for name, debtors, _ in checks() if "supports" in debtors}
 OF_PROCESSES = {"ddp", "fsdp2", "kill-resume"}
 
 
@@ -52,6 +55,12 @@ def owed(kind: str) -> list[str]:
 def found(component: Component, *only: str) -> str:
     findings = check_component(component, only=only, from_paper=True, contributed=True)
     return "\n".join(finding.text for finding in findings)
+
+
+ON_ITS_OWN_TRIAL = [
+    ("OnSphere", "optimizers.on_sphere"),
+    ("Extragradient", "optimizers.saddle"),
+]
 
 
 @pytest.mark.parametrize(
@@ -233,6 +242,17 @@ def test_what_is_as_good_passes_too(kind: str, name: str, check: str) -> None:
     assert found(example(kind, name), check) == ""
 
 
+@pytest.mark.parametrize(("name", "trial"), ON_ITS_OWN_TRIAL)
+def test_an_optimizer_with_constraints_or_manual_optimization_passes_on_its_own_trial(
+    name: str, trial: str
+) -> None:
+    component = dataclasses.replace(example("optimizer", name, trial=trial), supports=())
+    checks_of_optimizers = [
+        check for check in owed("optimizer") if check not in PROMISED | {"place-in-paper"}
+    ]
+    assert found(component, *checks_of_optimizers) == ""
+
+
 def test_a_layer_without_inputs_is_told_what_it_needs() -> None:
     component = Component(kind="layer", path="kit_examples.layers.Mixing", summary="An example.")
     assert "name a function that returns them, Component(trial=...)" in found(component, "forward")
@@ -275,3 +295,8 @@ def test_a_resumable_loader_starts_the_epoch_that_it_is_told() -> None:
     fresh = ResumableLoader(list(range(6)), shuffle=True)
     fresh.set_epoch(1)
     assert list(fresh) == second
+
+
+def test_the_examples_in_the_kits_own_docstrings_are_true() -> None:
+    assert doctest.testmod(resume).attempted > 0
+    assert doctest.testmod(resume).failed == 0

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import torch
 from leyden.testing import Trial
+from lightning.pytorch import LightningModule
 from torch import nn
 from torch.optim import Optimizer
 
@@ -435,3 +436,110 @@ def tells_compiled() -> Trial:
 
 def only_in_float32() -> Trial:
     return Trial(model=OnlyInFloat32())
+
+
+class OnSphere(Optimizer):
+    """Moves parameters whose rows have length 1 along the sphere.
+
+    Args:
+        params: parameters with rows of length 1.
+        lr: step size, above 0.
+    """
+
+    def __init__(self, params, lr: float = 0.1):
+        if not 0 < lr < math.inf:
+            raise ValueError(f"lr: expected a number above 0, got {lr}")
+        super().__init__(params, {"lr": lr})
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if not torch.allclose(parameter.norm(dim=-1), parameter.new_ones(())):
+                    raise ValueError(f"params: expected rows of length 1, got {parameter.norm(dim=-1)}")
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Step, and return to the sphere."""
+        with torch.enable_grad():
+            loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    moved = parameter - group["lr"] * parameter.grad
+                    parameter.copy_(moved / moved.norm(dim=-1, keepdim=True))
+        return loss
+
+
+class Directions(nn.Module):
+    """Classifies by the angle to one direction a class."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(nn.functional.normalize(torch.randn(4, 6), dim=1))
+
+    def forward(self, features):
+        return features @ self.weight.T
+
+
+def on_sphere() -> Trial:
+    return Trial(model=Directions())
+
+
+class Extragradient(OnSphere):
+    """Evaluates its closure twice a step, and is used under manual optimization.
+
+    Args:
+        params: what to train.
+        lr: step size, above 0.
+    """
+
+    def __init__(self, params, lr: float = 0.1):
+        if not 0 < lr < math.inf:
+            raise ValueError(f"lr: expected a number above 0, got {lr}")
+        Optimizer.__init__(self, params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Look ahead, and step with the gradient found there."""
+        parameters = [(p, group["lr"]) for group in self.param_groups for p in group["params"]]
+        before = [parameter.clone() for parameter, _ in parameters]
+        with torch.enable_grad():
+            loss = closure()
+        self.move(parameters)
+        with torch.enable_grad():
+            closure()
+        for (parameter, _), old in zip(parameters, before, strict=True):
+            parameter.copy_(old)
+        self.move(parameters)
+        return loss
+
+    @staticmethod
+    def move(parameters):
+        for parameter, lr in parameters:
+            if parameter.grad is not None:
+                parameter.sub_(lr * parameter.grad)
+
+
+class Saddle(LightningModule):
+    """Trains by `Extragradient` under manual optimization."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.linear = nn.Linear(6, 4)
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+
+        def closure():
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(self.linear(batch[0]), batch[1])
+            self.manual_backward(loss)
+            return loss
+
+        optimizer.step(closure)
+
+    def configure_optimizers(self):
+        return Extragradient(self.parameters())
+
+
+def saddle() -> Trial:
+    return Trial(module=Saddle(), model=nn.Linear(6, 4))

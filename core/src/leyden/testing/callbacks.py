@@ -11,10 +11,7 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from leyden.testing.kit import Subject, owed_by
-from leyden.testing.resume import ResumableLoader
-from leyden.testing.saving import DUPLICATES, same_values, unreadable
-from leyden.testing.training import (
+from leyden.testing.fitting import (
     Fitted,
     Interrupt,
     InterruptedFit,
@@ -27,6 +24,9 @@ from leyden.testing.training import (
     run_stage,
     unequal,
 )
+from leyden.testing.kit import Subject, owed_by
+from leyden.testing.resume import ResumableLoader
+from leyden.testing.saving import DUPLICATES, same_values, unreadable
 from leyden.testing.trials import mean_cross_entropy, plain_sgd, trial_of
 
 

@@ -16,8 +16,8 @@ import torch
 from leyden.claims import SCALES, Cell, CellResult, Claim, Measured, Scale, Table
 from leyden.manager import load_object
 from leyden.model import Outcome, Verdict
+from leyden.testing.fitting import quiet
 from leyden.testing.kit import Case
-from leyden.testing.training import quiet
 
 CLOCKED = re.compile(r"second|time|_ms|_s$|speed|per_s|rate_of", re.IGNORECASE)
 """Names of what a clock measured: it may differ between two runs of a cell."""

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from leyden.testing.training import quiet
+from leyden.testing.fitting import quiet
 
 RUNS_AS_IT_IS = "LeydenCLI parses it, and fits and tests it with fast_dev_run."
 
@@ -26,10 +26,11 @@ def runs_as_it_is(path: Path) -> Iterator[str]:
 
     from leyden.lightning import LeydenCLI
 
-    short = ["--trainer.fast_dev_run=true", "--trainer.logger=false", "--trainer.enable_progress_bar=false"]
+    short = ["--trainer.fast_dev_run=true", "--trainer.logger=false"]
+    silent = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), quiet(), _sys_path_kept():
         try:
-            cli = LeydenCLI(args=["fit", "--config", str(path), *short], save_config_callback=None)
+            cli = LeydenCLI(args=["fit", "--config", str(path), *short, *silent], save_config_callback=None)
             if is_overridden("test_step", cli.model):
                 cli.trainer.test(cli.model, datamodule=cli.datamodule, verbose=False)
         except (Exception, SystemExit) as error:

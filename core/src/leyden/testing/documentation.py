@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import doctest
 import inspect
 import re
@@ -34,7 +35,7 @@ def docstring(subject: Subject) -> Iterator[str]:
         yield "it has no docstring"
         return
     arguments = [name for name in inspect.signature(target).parameters if name not in IMPLIED]
-    explained = _section(text, "Args") or _section(_constructor_text(target), "Args")
+    explained = _section(text, "Args") or _section(_constructor_text(target), "Args") or _fields(target, text)
     if arguments and not explained:
         yield f"its docstring has no 'Args:' section; it takes {', '.join(arguments)}"
     elif missing := [name for name in arguments if not re.search(rf"^\s*\*{{0,2}}{name}\b", explained, re.M)]:
@@ -109,6 +110,12 @@ def _constructor_text(target: Any) -> str:
         return ""
     home = next((base for base in target.__mro__ if "__init__" in vars(base)), target)
     return inspect.cleandoc(home.__doc__ or "")
+
+
+def _fields(target: Any, text: str) -> str:
+    """The section of a dataclass or named tuple that explains what are fields and arguments at once."""
+    has_fields = dataclasses.is_dataclass(target) or hasattr(target, "_fields")
+    return _section(text, "Attributes") if has_fields else ""
 
 
 def _section(text: str, name: str) -> str:

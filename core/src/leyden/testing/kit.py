@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,7 +140,7 @@ class Case:
 
 
 def component_cases(subject: Subject) -> Iterator[Case]:
-    """The cases of a component's own checks, without those of `leyden.testing.distributed`."""
+    """The cases of a component's own checks, without those of `leyden.testing.processes`."""
     component = subject.component
     for owed in OWED:
         if owed.applies_to(component):
@@ -151,11 +151,6 @@ def component_cases(subject: Subject) -> Iterator[Case]:
                 functools.partial(owed.check, subject),
                 exempt=component.exempt.get(owed.name, ""),
             )
-
-
-def names_of_checks(extra: Mapping[str, str]) -> set[str]:
-    """The names that ``exempt`` may hold."""
-    return {owed.name for owed in OWED} | set(extra)
 
 
 def _texts(find: Callable[[], Iterable[str]]) -> list[str]:

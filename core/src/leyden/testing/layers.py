@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from leyden.testing.fitting import quiet, unequal
 from leyden.testing.kit import Subject, owed_by
 from leyden.testing.outputs import tensors_in
 from leyden.testing.saving import DUPLICATES, same_bits, through_file, unreadable
-from leyden.testing.training import quiet, unequal
 from leyden.testing.trials import as_double
 from leyden.testing.values import inputs_of, is_batched, rows_of, take_rows
 

@@ -12,10 +12,10 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from leyden.testing.fitting import far, finite, fit, quiet, quiet_trainer, run_stage, unequal
 from leyden.testing.kit import Subject, owed_by
 from leyden.testing.resume import ResumableLoader
 from leyden.testing.saving import DUPLICATES, refusal
-from leyden.testing.training import far, finite, fit, quiet, quiet_trainer, run_stage, unequal
 from leyden.testing.trials import Trial, trial_of
 
 STAGES = {

@@ -14,11 +14,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import StepLR
 from torch.utils._pytree import tree_leaves
 
+from leyden.testing.fitting import Learner, far, finite, fit, state_of, unequal
 from leyden.testing.host_sync import host_syncs
 from leyden.testing.kit import Subject, owed_by
 from leyden.testing.saving import DUPLICATES, same_bits, through_file, unreadable
-from leyden.testing.training import Learner, far, finite, fit, state_of, unequal
 from leyden.testing.trials import Trial, as_double, trial_of
+
+Replay = tuple[Tensor, list[Tensor | None]]
+"""A loss and the gradient of every parameter."""
 
 
 @owed_by("optimizer")
@@ -127,8 +130,8 @@ def idle_parameters(subject: Subject) -> Iterator[str]:
     idle: list[Tensor] = []
 
     def with_idle(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        model = groups[0]["params"][0]
-        unused, frozen = (nn.Parameter(model.detach().clone(), requires_grad=flag) for flag in (True, False))
+        like = groups[0]["params"][0]
+        unused, frozen = (nn.Parameter(like.detach().clone(), requires_grad=flag) for flag in (True, False))
         idle.extend((unused, frozen))
         return [{**groups[0], "params": [unused, *groups[0]["params"], frozen]}, *groups[1:]]
 
@@ -266,10 +269,9 @@ def compiled_model(subject: Subject) -> Iterator[str]:
 def host_synchronisation(subject: Subject) -> Iterator[str]:
     """A step moves no number from parameters, gradients or loss to the host."""
     bare = Bare(subject)
-    closures = [bare.replay(bare.batches[place]) for place in range(3)]
-    losses = [gradients["loss"] for gradients in closures]
-    device = [*bare.model.parameters(), *losses, *(t for g in closures for t in g["gradients"])]
-    for where in host_syncs(lambda: bare.replay_all(closures), device):
+    replays = [bare.replay(batch) for batch in bare.batches[:3]]
+    device = [*bare.model.parameters(), *tree_leaves(replays)]
+    for where in host_syncs(lambda: bare.step_again(replays), device):
         yield f"a step synchronises with the host: {where}"
 
 
@@ -343,20 +345,18 @@ class Bare:
         step: Callable[..., Any] = self.optimizer.step
         step(**arguments)
 
-    def replay(self, batch: Any) -> dict[str, Any]:
-        """Loss and gradients at a batch, for `replay_all`."""
+    def replay(self, batch: Any) -> Replay:
+        """Loss and gradients at a batch, for `step_again`."""
         loss = self.backward(batch).detach()
-        gradients = [p.grad.clone() for p in self.model.parameters() if p.grad is not None]
-        return {"loss": loss, "gradients": gradients}
+        return loss, [p.grad if p.grad is None else p.grad.clone() for p in self.model.parameters()]
 
-    def replay_all(self, replays: list[dict[str, Any]]) -> None:
+    def step_again(self, replays: list[Replay]) -> None:
         """Step with given gradients and a closure that returns the given loss and does no more."""
-        with_gradient = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        for given in replays:
-            for parameter, gradient in zip(with_gradient, given["gradients"], strict=False):
+        for loss, gradients in replays:
+            for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
                 parameter.grad = gradient
 
-            def closure(key: int | None = None, loss: Tensor = given["loss"]) -> Tensor:
+            def closure(key: int | None = None, loss: Tensor = loss) -> Tensor:
                 return loss
 
             self.step(closure=closure)

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from leyden.model import Component
+from leyden.testing.fitting import far, fit, in_double, tolerance_of, unequal
 from leyden.testing.kit import Case, Subject
 from leyden.testing.resume import RestoreRNG
-from leyden.testing.training import far, fit, in_double, tolerance_of, unequal
 from leyden.testing.values import value_of
 
 STEPS = 20

@@ -16,9 +16,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
+from leyden.testing.fitting import State, fit, in_double
 from leyden.testing.processes import STEPS, Task
 from leyden.testing.resume import RestoreRNG
-from leyden.testing.training import State, fit, in_double
 from leyden.testing.values import value_of
 
 

@@ -15,9 +15,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from leyden.testing.kit import Subject, owed_by
-from leyden.testing.resume import RestoreRNG
-from leyden.testing.training import (
+from leyden.testing.fitting import (
     Fitted,
     far,
     finite,
@@ -29,6 +27,8 @@ from leyden.testing.training import (
     tolerance_of,
     unequal,
 )
+from leyden.testing.kit import Subject, owed_by
+from leyden.testing.resume import RestoreRNG
 
 
 @owed_by("optimizer", "lr_scheduler", "callback", "module")

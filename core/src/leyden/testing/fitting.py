@@ -18,8 +18,6 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from leyden.testing.kit import Subject
@@ -61,6 +59,7 @@ class Learner(LightningModule):
         self._loss = loss
         self._optimizer = optimizer
         self._scheduler = scheduler
+        self._sharded = False
 
     def set_scheduler(self, scheduler: Callable[[Optimizer], Any]) -> None:
         """Train with a scheduler, stepped at every optimizer step."""
@@ -68,8 +67,11 @@ class Learner(LightningModule):
 
     def configure_model(self) -> None:
         """Shard the model's children and the model, under a strategy that shards."""
-        if self.device_mesh is None or isinstance(self.model, FSDPModule):
+        if self.device_mesh is None or self._sharded:
             return
+        from torch.distributed.fsdp import fully_shard
+
+        self._sharded = True
         mesh = self.device_mesh["data_parallel"]
         for child in self.model.children():
             if any(True for _ in child.parameters()):
@@ -312,12 +314,15 @@ def run_stage(trainer: Trainer, stage: str, module: LightningModule, data: Any) 
         module: the module.
         data: a datamodule, or a loader for whatever it is.
     """
+    given: dict[str, Any] = {"verbose": False} if stage in ("validate", "test") else {}
     if isinstance(data, LightningDataModule):
-        getattr(trainer, stage)(module, datamodule=data)
+        given["datamodule"] = data
     elif stage == "fit":
-        trainer.fit(module, data, data if is_overridden("validation_step", module) else None)
+        validates = is_overridden("validation_step", module)
+        given |= {"train_dataloaders": data, "val_dataloaders": data if validates else None}
     else:
-        getattr(trainer, stage)(module, data)
+        given["dataloaders"] = data
+    getattr(trainer, stage)(module, **given)
 
 
 def quiet_trainer(**arguments: Any) -> Trainer:
@@ -385,7 +390,7 @@ def state_of(module: nn.Module) -> State:
     """Copies of a module's parameters and buffers, whole where they are sharded."""
     tensors = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
     return {
-        name: (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+        name: (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
         for name, tensor in tensors.items()
     }
 
