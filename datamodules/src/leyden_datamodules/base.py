@@ -121,6 +121,12 @@ class TensorDataModule(LightningDataModule, ABC):
 def fingerprint(splits: Splits) -> str:
     """The sha256 of tensors: of each split its name, and of each tensor dtype, shape and bytes.
 
+    Args:
+        splits: the tensors of each split.
+
+    Returns:
+        64 hexadecimal digits.
+
     >>> fingerprint({"train": (torch.zeros(2),)}) == fingerprint({"train": (torch.zeros(1, 2),)})
     False
     """
