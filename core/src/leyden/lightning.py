@@ -133,6 +133,7 @@ class LeydenCLI(LightningCLI):
             yield
             return
         from leyden.logger import LeydenLogger
+        from leyden.tracking import status_of
 
         # the first use of a run opens it: a store that does not answer stops the run here, before it trains
         keys = [logger.experiment.key for logger in self.trainer.loggers if isinstance(logger, LeydenLogger)]
@@ -140,14 +141,15 @@ class LeydenCLI(LightningCLI):
         config = self.config.get(subcommand, self.config)
         run = Run(key=key, name=subcommand, kind=subcommand, settings=config.as_dict())
         manager().run_start(run)
-        status, text = "FINISHED", ""
+        failure: BaseException | None = None
         try:
             yield
         except BaseException as error:
-            status, text = "FAILED" if isinstance(error, Exception) else "KILLED", one_line(error)
+            failure = error
             raise
         finally:
-            result = RunResult(status=status, metrics=_metrics(self.trainer), error=text)
+            text = one_line(failure) if failure else ""
+            result = RunResult(status=status_of(failure), metrics=_metrics(self.trainer), error=text)
             manager().run_end(run, result)
 
 
@@ -156,9 +158,9 @@ class SaveConfig(SaveConfigCallback):
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write it once, on the first rank."""
-        text = self.parser.dump(self.config, skip_none=False, format="yaml")
         from leyden.logger import LeydenLogger
 
+        text = self.parser.dump(self.config, skip_none=False, format="yaml")
         for logger in trainer.loggers:
             if isinstance(logger, LeydenLogger):
                 logger.log_text(text, self.config_filename)
