@@ -312,7 +312,7 @@ class Events:
                 "skipped an update because the loss or the gradient was NaN or infinite; parameters and "
                 "state stay as they were"
             )
-        if lowest < lower_bound:
+        if -math.inf < lowest < lower_bound:
             self._tell("met a mini-batch loss below ell_star, which gives no step; give a lower ell_star")
         if fallbacks:
             self._tell('found no gradient at the first step, so M="auto" became 1.0')
@@ -338,7 +338,7 @@ class Events:
     def _tell(self, message: str) -> None:
         if message not in self._told:
             self._told.add(message)
-            warnings.warn(f"{self._name} {message}", RuntimeWarning, stacklevel=5)
+            warnings.warn(f"{self._name} {message}", RuntimeWarning, stacklevel=7)
 
     @property
     def skipped(self) -> int:
@@ -356,6 +356,8 @@ def global_sum(shares: list[Share], measure: Callable[[Share], Tensor]) -> Tenso
     Returns:
         The vector of sums, the same in every process, on the device of the first share.
     """
+    if len(shares) == 1 and not shares[0].sharding:
+        return measure(shares[0])
     sums: dict[tuple[tuple[Any, int], ...], Tensor] = {}
     for share in shares:
         part = measure(share)

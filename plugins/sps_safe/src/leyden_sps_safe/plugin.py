@@ -72,6 +72,14 @@ def leyden_components() -> Iterable[Component]:
 
 
 @hookimpl
+def leyden_claims() -> Iterable[str]:
+    """The experiments, negative results included."""
+    return tuple(
+        f"leyden_sps_safe.claims.{name}" for name in ("Digits", "NoisyDigits", "SigmoidMLP", "Convex")
+    )
+
+
+@hookimpl
 def leyden_callbacks() -> Iterable[str]:
     """The monitor, which acts where an optimizer of this package trains under a logger."""
     return ("leyden_sps_safe.SPSMonitor",)
