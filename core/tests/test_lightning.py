@@ -569,3 +569,14 @@ def test_the_factory_never_raises_and_says_once_what_it_leaves_out(
     assert [callbacks_factory(), callbacks_factory()] == [[], []]
     (line,) = [record.getMessage() for record in caplog.records if record.name == "leyden"]
     assert "no callbacks are added: UsageError: plugins.toml:1: nonsense: unknown key" in line
+
+
+@pytest.mark.parametrize(("interval", "decays"), [("epoch", 2), ("step", 8)])
+def test_a_configured_scheduler_steps_at_the_interval_of_its_model(interval: str, decays: int) -> None:
+    scheduler = {"class_path": "torch.optim.lr_scheduler.ExponentialLR", "init_args": {"gamma": 0.5}}
+    document = yaml.safe_load(PROJECT) | {"lr_scheduler": scheduler}
+    document["trainer"] |= {"limit_train_batches": 4, "logger": False}
+    cli = LeydenCLI(args=document, run=False, save_config_callback=None)
+    cli.model.interval = interval
+    cli.trainer.fit(cli.model, datamodule=cli.datamodule)
+    assert cli.trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.05 * 0.5**decays)

@@ -20,6 +20,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import MLFlowLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch.optim import Optimizer
 
 from leyden.configuration import (
     PARSER_MODE,
@@ -120,6 +121,17 @@ class LeydenCLI(LightningCLI):
         except (ValueError, TypeError, OSError, MisconfigurationException) as error:
             config = self.config.get(str(self.subcommand), self.config)
             raise constructor_error(error, config.as_dict(), self.sources) from error
+
+    @staticmethod
+    def configure_optimizers(
+        lightning_module: LightningModule, optimizer: Optimizer, lr_scheduler: Any = None
+    ) -> Any:
+        """Attach the configured optimizer and scheduler; a task's ``interval`` says when the scheduler steps."""
+        plain = LightningCLI.configure_optimizers(lightning_module, optimizer, lr_scheduler)
+        if not isinstance(plain, tuple):
+            return plain
+        interval = getattr(lightning_module, "interval", "epoch")
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": lr_scheduler, "interval": interval}}
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run the subcommand between the plugins' hooks."""
