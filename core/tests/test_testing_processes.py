@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 from leyden.model import Component
 from leyden.testing import processes
@@ -119,9 +124,32 @@ def test_processes_that_wait_for_each_other_are_ended_and_found(monkeypatch: pyt
     assert not any(alive(pid) for pid in started)
 
 
+def test_the_processes_end_when_the_one_that_started_them_is_killed() -> None:
+    code = """
+        from leyden.model import Component
+        from leyden.testing import check_component
+        component = Component(kind="optimizer", path="torch.optim.Adagrad", summary="x", supports=("ddp",))
+        check_component(component, only=["ddp"])
+    """
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
+    try:
+        ranks = eventually(lambda: [one.pid for one in psutil.Process(parent.pid).children()])
+        guards = eventually(lambda: [one.pid for rank in ranks for one in psutil.Process(rank).children()])
+    finally:
+        parent.kill()
+        parent.wait()
+    assert eventually(lambda: not any(alive(pid) for pid in [*ranks, *guards]), seconds=5)
+
+
+def eventually(find: Callable[[], Any], seconds: float = 60) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := find()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
 def alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
         return False
-    return True

@@ -71,7 +71,8 @@ def process_cases(subjects: Sequence[Subject]) -> Iterator[Case]:
         A case for each check that a component owes.
     """
     tasks = [Task(name, subject) for subject in subjects for name in TASKS if _owes(name, subject.component)]
-    group = _Group([task for task in tasks if task.name not in task.subject.component.exempt])
+    asked = [task for task in tasks if task.name not in task.subject.component.exempt]
+    group = _Group(sorted(asked, key=lambda task: task.name != "kill-resume"))  # in the order they are done
     for task in tasks:
         component = task.subject.component
         yield Case(
@@ -136,11 +137,15 @@ def _run_processes(tasks: Sequence[Task], start: int, folder: Path) -> tuple[int
     processes = []
     for rank, log in enumerate(logs):
         with log.open("w") as file:
-            command = [sys.executable, "-m", "leyden.testing.rank", str(folder), str(start)]
+            command = [sys.executable, "-c", _RANK, str(os.getpid()), str(folder), str(start)]
             numbers = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             processes.append(
                 subprocess.Popen(
-                    command, env={**environment, **numbers}, stdout=file, stderr=subprocess.STDOUT
+                    command,
+                    env={**environment, **numbers},
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
                 )
             )
     try:
@@ -149,6 +154,16 @@ def _run_processes(tasks: Sequence[Task], start: int, folder: Path) -> tuple[int
         for process in processes:
             process.kill()
             process.wait()
+
+
+_RANK = """
+import os, subprocess, sys
+subprocess.Popen([sys.executable, "-P", "-m", "leyden.guard", str(os.getpid()), sys.argv[1]])
+from pathlib import Path
+from leyden.testing.rank import main
+main(Path(sys.argv[2]), int(sys.argv[3]))
+"""
+"""One of the processes: guarded before it spends seconds on imports."""
 
 
 def _watch(
@@ -165,16 +180,24 @@ def _watch(
             place, since = done, time.monotonic()
         if place == len(tasks):
             return None
-        for process, log in zip(processes, logs, strict=True):
-            if process.poll() is not None:
-                done = _done(tasks, start, folder, len(processes))
-                if done == len(tasks):
-                    return None
-                text = log.read_text().strip() or f"a process ended with status {process.returncode}"
-                return done, "a process failed:\n" + "\n".join(text.splitlines()[-15:])
+        if any(process.poll() is not None for process in processes):
+            time.sleep(0.5)  # the other one, which lost its partner, ends too
+            done = _done(tasks, start, folder, len(processes))
+            return None if done == len(tasks) else (done, _last_words(processes, logs))
         if time.monotonic() - since > TIME_LIMIT:
             return place, f"after {TIME_LIMIT:.0f} s the processes still wait for each other"
         time.sleep(0.05)
+
+
+def _last_words(processes: Sequence[subprocess.Popen[bytes]], logs: Sequence[Path]) -> str:
+    """What the processes that failed wrote last, each: one fails for what it did, the other for its loss."""
+    words = [
+        f"process {rank} ended with status {process.returncode}:\n"
+        + "\n".join(log.read_text().strip().splitlines()[-12:])
+        for rank, (process, log) in enumerate(zip(processes, logs, strict=True))
+        if process.poll()
+    ]
+    return "\n".join(words) or "the processes ended before they were done"
 
 
 def _done(tasks: Sequence[Task], start: int, folder: Path, ranks: int) -> int:

@@ -1,13 +1,11 @@
-"""One of the processes of `leyden.testing.processes`: ``python -m leyden.testing.rank FOLDER FIRST_TASK``."""
+"""What one of the processes of `leyden.testing.processes` does."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import sys
 import traceback
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +50,7 @@ def main(folder: Path, start: int) -> None:
             (folder / str(place) / "done0").touch()
     if ranks == 1:
         return
-    torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
+    torch.distributed.init_process_group("gloo")
     for place in (place for place in places if tasks[place].name != "kill-resume"):
         state = _joint_training(tasks[place], rank, ranks)
         torch.save(state, folder / str(place) / f"state{rank}.pt")
@@ -93,7 +91,3 @@ def _killed_training(task: Task, folder: Path) -> None:
         finally:
             os._exit(1)
     os.waitpid(child, 0)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
