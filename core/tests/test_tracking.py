@@ -10,6 +10,7 @@ import os
 import pickle
 import shutil
 import sqlite3
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,18 @@ import pytest
 from empty_store import empty_database
 from leyden.errors import TrackingError, UsageError
 from leyden.settings import TrackingSettings
-from leyden.shipper import Shipper, clean_key, cut
-from leyden.spool import ProcessIdentity, RunWriter, SessionFile, masked, open_run, read_chunk, status_of
-from leyden.store import Held, MlflowStore
+from leyden.shipper import Shipper, clean_key, cut, recover
+from leyden.spool import (
+    ProcessIdentity,
+    RunWriter,
+    SessionFile,
+    mark_closed,
+    masked,
+    open_run,
+    read_chunk,
+    status_of,
+)
+from leyden.store import Held, MlflowStore, reason
 from leyden.tracking import active_run, resolve_store, use_run
 
 
@@ -528,6 +538,93 @@ def test_what_does_not_begin_like_a_run_is_kept(
     shipper.finish("FINISHED")
     assert (tmp_path / ".leyden" / "refused" / "strange" / "strange.jsonl").read_text() == "not a record\n"
     assert len(said) == 1
+
+
+# --- recovery
+
+
+def leave_session(folder: Path, store: MlflowStore, owner: ProcessIdentity) -> tuple[Path, RunWriter]:
+    """A session with a run of a process that is gone."""
+    session = folder / ".leyden" / "tracking" / "left"
+    SessionFile(store.uri, store.artifact_location, owner).save(session)
+    writer = open_run(session, "left", experiment="e")
+    writer.metrics({"loss": 1.0})
+    spool = session / f"{writer.key}.jsonl"
+    me = json.dumps(asdict(ProcessIdentity.current()), separators=(",", ":"))
+    assert me in spool.read_text()
+    spool.write_text(spool.read_text().replace(me, json.dumps(asdict(owner))))
+    return session, writer
+
+
+def test_a_session_of_a_process_that_is_gone_is_shipped_and_removed(
+    session: Path, store: MlflowStore, said: list[str], tmp_path: Path
+) -> None:
+    me = ProcessIdentity.current()
+    left, writer = leave_session(tmp_path, store, replace(me, started=me.started - 1000.0))
+    recover(session, store, said.append)
+    assert run_of(store, writer).info.status == "KILLED"
+    assert history(store, writer, "loss") == [(0, 1.0)]
+    assert session.exists()
+    assert not left.exists()
+
+
+def test_a_session_on_another_host_is_recovered_only_when_its_heart_has_stopped(
+    session: Path, store: MlflowStore, said: list[str], tmp_path: Path
+) -> None:
+    left, writer = leave_session(tmp_path, store, ProcessIdentity(1, 0.0, "elsewhere"))
+    recover(session, store, said.append)
+    assert left.exists()
+    assert store.find(writer.key) is None
+    os.utime(left / "session.json", (0, 0))
+    recover(session, store, said.append)
+    assert not left.exists()
+    assert run_of(store, writer).info.status == "KILLED"
+
+
+def test_a_session_that_was_closed_with_something_left_ends_as_it_was_closed(
+    session: Path, store: MlflowStore, said: list[str], tmp_path: Path
+) -> None:
+    left, writer = leave_session(tmp_path, store, ProcessIdentity.current())
+    recover(session, store, said.append)
+    assert left.exists()  # its owner is this process, which is alive
+    mark_closed(left, "FAILED")
+    recover(session, store, said.append)
+    assert run_of(store, writer).info.status == "FAILED"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"uri": 1}'])
+def test_a_session_that_cannot_be_read_keeps_no_new_one_from_starting(
+    content: str, session: Path, store: MlflowStore, said: list[str], tmp_path: Path
+) -> None:
+    strange = tmp_path / ".leyden" / "tracking" / "strange"
+    strange.mkdir()
+    (strange / "session.json").write_text(content)
+    recover(session, store, said.append)
+    assert strange.exists()
+    assert len(said) == 1
+    assert str(strange) in said[0]
+
+
+def test_the_reason_of_a_failure_is_told_in_a_few_words() -> None:
+    from mlflow.exceptions import MlflowException
+
+    pool = "HTTPConnectionPool(host='h', port=1): Max retries exceeded with url: /api (Caused by "
+    for error, words in [
+        (
+            MlflowException(pool + "NewConnectionError('<x>: [Errno 111] Connection refused'))"),
+            "Connection refused",
+        ),
+        (MlflowException(pool + "ConnectTimeoutError(<x>, 'Connection to h timed out.'))"), "timed out"),
+        (ConnectionResetError(104, "Connection reset by peer"), "Connection reset by peer"),
+        (
+            MlflowException("(sqlite3.OperationalError) database or disk is full\n[SQL: INSERT]"),
+            "the disk is full",
+        ),
+        (MlflowException("(x.Error) first line\nsecond line"), "first line"),
+        (OSError(28, "No space left on device"), "the disk is full"),
+        (ValueError(), "ValueError"),
+    ]:
+        assert reason(error) == words
 
 
 # --- files that are no store

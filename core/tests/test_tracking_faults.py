@@ -357,17 +357,6 @@ def test_two_starts_at_once_recover_a_killed_session_once(
     assert runs(local(directory).uri)["run"].info.status == "KILLED"
 
 
-def test_a_session_of_a_living_process_is_left_alone(directory: Path) -> None:
-    store = local(directory)
-    first = Session.open(store)
-    run = first.run("first", experiment="e")
-    recover(store)
-    assert first.directory.exists()
-    run.metrics({"loss": 1.0})
-    assert first.close()
-    assert runs(store.uri)["first"].info.status == "FINISHED"
-
-
 # --- disks
 
 

@@ -5,6 +5,7 @@ Logging a step costs a line in a file; a helper process carries it to MLflow (`l
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 import tempfile
@@ -156,7 +157,8 @@ class LeydenLogger(Logger):
             run.end("FINISHED")
         else:  # Lightning says "failed" also when it was interrupted; the exception that is on its way tells
             error = sys.exception()
-            run.end("FAILED" if error is None else status_of(error))
+            with contextlib.suppress(TrackingError):  # what stopped the training is what the user should see
+                run.end("FAILED" if error is None else status_of(error))
 
     def __getstate__(self) -> dict[str, Any]:
         if _is_rank_zero():
@@ -235,7 +237,7 @@ def log_model(
                 **chosen,
             )
         except Exception as error:
-            raise TrackingError(f"the model cannot be saved: {error}") from error
+            raise TrackingError(f"the model cannot be saved: {_first_line(error)}") from error
         run.artifact(path)
 
 
@@ -268,6 +270,10 @@ def _numbers(metrics: Mapping[str, float | Tensor]) -> dict[str, float]:
         together = torch.stack([metrics[name].detach().double().reshape(()) for name in names])  # type: ignore[union-attr]
         numbers |= zip(names, together.tolist(), strict=True)
     return numbers
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _is_rank_zero() -> bool:

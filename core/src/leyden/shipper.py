@@ -22,6 +22,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -53,12 +54,11 @@ LINGER_SECONDS = 2.0
 """How long a few values wait for more to come: a batch of one costs nearly as much as a batch of fifty."""
 BURST_SECONDS = 0.5
 """How long one process keeps the lock of an sqlite store while others wait for it."""
-GIVE_UP_SECONDS = 6.0
+GIVE_UP_SECONDS = 4.0
 """How long a closing session waits for a store that takes nothing."""
 HEARTBEAT_SECONDS, HEARTBEAT_LOST_SECONDS = 10.0, 120.0
 """For sessions on another host, whose processes cannot be seen."""
-NICENESS = 5
-"""Training comes first."""
+NICENESS = 10
 KEY_LENGTH, PARAM_LENGTH, TAG_LENGTH = 250, 6000, 8000
 _BIGGEST_STEP = 2**63 - 1
 
@@ -86,8 +86,6 @@ def main() -> None:
         voice.say("error", message=f"cannot write in {session.parent}: {reason(error)}")
         voice.leave(1)
     voice.say("ready")
-    with contextlib.suppress(AttributeError, OSError):
-        os.nice(NICENESS)
     left = serve(session, file, Shipper(session, store, voice.warn), commands, gone, voice.warn)
     voice.say("closed", left=left)
     voice.leave(0)
@@ -101,41 +99,59 @@ def serve(
     gone: threading.Event,
     warn: Callable[[str], None],
 ) -> int:
-    """Ship until told to close, then ship the rest.
+    """Ship until told to close or left alone, then ship the rest.
 
     Returns:
         How many runs have something left in the spool.
     """
-    pause, resume_at, beat_at, silent = 1.0, 0.0, 0.0, False
+    stop = threading.Event()
+    quietly = threading.Thread(target=ship_quietly, args=(session, file, shipper, stop, warn), daemon=True)
+    quietly.start()
     closing: Status | None = None
     while closing is None and not gone.is_set():
         with contextlib.suppress(queue.Empty):
             closing = commands.get(timeout=POLL_SECONDS)["close"]
+    stop.set()
+    quietly.join()
+    if closing is not None:
+        return finish(session, file, shipper, closing, gone, warn)
+    with contextlib.suppress(
+        Held
+    ):  # the parent is gone: what is not done in a second is done at the next start
+        shipper.ship(everything=True)
+        shipper.end_the_dead()
+    left = len(shipper.unshipped())
+    if not left:
+        shutil.rmtree(session, ignore_errors=True)
+    return left
+
+
+def ship_quietly(
+    session: Path, file: SessionFile, shipper: Shipper, stop: threading.Event, warn: Callable[[str], None]
+) -> None:
+    """Ship while the parent trains, which comes first: on Linux this thread, and it alone, gives way."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    pause, resume_at, beat_at, silent = 1.0, 0.0, 0.0, False
+    while not stop.wait(POLL_SECONDS):
         now = time.monotonic()
         if now >= beat_at:
             beat_at = now + HEARTBEAT_SECONDS
             with contextlib.suppress(OSError):
                 os.utime(session / "session.json")
-        if closing is None and now >= resume_at:
+        if now >= resume_at:
             try:
-                shipper.ship(stop=gone.is_set)
+                shipper.ship(stop=stop.is_set)
                 shipper.end_the_dead()
                 pause, silent = 1.0, False
             except Held as error:
                 if not silent:
                     warn(f"{masked(file.uri)} takes no values now ({error}); they are kept in {session}")
                 silent, pause, resume_at = True, min(2 * pause, 15.0), now + pause
-    if (
-        closing is None
-    ):  # the parent is gone: its runs end as killed, here if it goes quickly, else at the next start
-        with contextlib.suppress(Held):
-            shipper.ship(everything=True)
-            shipper.end_the_dead()
-        left = len(shipper.unshipped())
-        if not left:
-            shutil.rmtree(session, ignore_errors=True)
-        return left
-    return finish(session, file, shipper, closing, gone, warn)
+            except Exception as error:
+                traceback.print_exc()  # into the session's log
+                warn(f"shipping stopped until the session closes: {reason(error)}")
+                return
 
 
 def finish(
@@ -195,8 +211,8 @@ def recover(own: Path, store: MlflowStore, warn: Callable[[str], None]) -> None:
                 shutil.rmtree(session, ignore_errors=True)
                 if count:
                     warn(f"{count} run(s) of an interrupted session were completed in {masked(file.uri)}")
-            except (Held, TrackingError, OSError, ValueError) as error:
-                warn(f"what an earlier session logged stays in {session} for now: {error}")
+            except Exception as error:  # what an old session holds must not keep a new one from starting
+                warn(f"what an earlier session logged stays in {session} for now: {reason(error)}")
 
 
 def _abandoned(session: Path, file: SessionFile) -> bool:
@@ -697,7 +713,7 @@ def watch(parent: int) -> threading.Event:
 
     def look() -> None:
         while os.getppid() == parent:
-            time.sleep(POLL_SECONDS)
+            time.sleep(0.1)
         gone.set()
         time.sleep(1.0)
         os._exit(1)

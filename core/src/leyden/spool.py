@@ -90,9 +90,9 @@ class SessionFile:
     owner: ProcessIdentity
 
     def save(self, session: Path) -> None:
-        """Write it; only the user may read it, for a URI can hold a password."""
-        path = write_atomic(session / "session.json", json.dumps(asdict(self)))
-        path.chmod(0o600)
+        """Write it in the session's folder, which only the user may read: a URI can hold a password."""
+        session.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomic(session / "session.json", json.dumps(asdict(self)))
 
     @classmethod
     def load(cls, session: Path) -> SessionFile:
@@ -287,7 +287,11 @@ class RunWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.end(status_of(error))
+        try:
+            self.end(status_of(error))
+        except TrackingError:
+            if error is None:
+                raise
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_descriptor": None}
