@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("core", "callbacks", "datamodules", "plugins/sps_safe")
 
 PLAIN_SCRIPT = """
+from functools import partial
 import torch, lightning
 from leyden.tasks import Classification, mlp
 from leyden_sps_safe import IMASPSSafe
@@ -21,7 +22,8 @@ from leyden_sps_safe import IMASPSSafe
 
 def train(batch_size, accumulate):
     lightning.seed_everything(0)
-    task = Classification(mlp([8, 16, 3]), num_classes=3, optimizer=lambda params: IMASPSSafe(params, lambd=9.0))
+    optimizer = partial(IMASPSSafe, lambd=9.0)
+    task = Classification(mlp([8, 16, 3]), num_classes=3, optimizer=optimizer)
     trainer = lightning.Trainer(max_epochs=2, accumulate_grad_batches=accumulate, logger=False,
                                 enable_checkpointing=False, enable_progress_bar=False)
     trainer.fit(task, torch.utils.data.DataLoader(data, batch_size=batch_size))

@@ -7,7 +7,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-
 from leyden.manager import discover
 
 ROOT = Path(__file__).resolve().parents[1]

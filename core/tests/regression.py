@@ -142,4 +142,4 @@ class Divide(Callback):
     """A mistake in the user's own code."""
 
     def on_train_start(self, trainer, module):
-        1 / 0
+        _ = 1 / 0

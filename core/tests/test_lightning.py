@@ -390,7 +390,8 @@ def test_the_hooks_of_a_run_see_its_start_and_how_it_ended(install: Install) -> 
         "@hookimpl\n"
         "def leyden_run_start(run): seen.append((run.kind, run.settings['model']['init_args']['width']))\n"
         "@hookimpl\n"
-        "def leyden_run_end(run, result): seen.append((result.status, sorted(result.metrics), result.error))\n",
+        "def leyden_run_end(run, result):\n"
+        "    seen.append((result.status, sorted(result.metrics), result.error))\n",
     )
     fit()
     with pytest.raises(LeydenError):

@@ -351,7 +351,10 @@ def test_the_time_left_is_the_mean_time_of_a_cell_for_each_to_come(clock: Simple
     clock.seconds += 30
     assert pace.left() == 370.0
     assert pace.left_text() == "about 6 min 10 s left"
+    clock.seconds += 350
+    assert pace.left_text() == "about 20 s left"
     clock.seconds += 10_000
+    assert pace.left_text() == "nearly done"
     assert pace.left() == 0.0
 
 

@@ -1,8 +1,8 @@
 """The contract between Leyden and a plugin: every hook a plugin may implement.
 
-A plugin is a module named by an entry point of the group ``leyden``. It states ``LEYDEN_API = 1`` and implements the
-hooks it needs, marked with `hookimpl`; it imports neither torch nor lightning, so that listing fifty plugins costs
-nothing. Whatever is heavy is named by a dotted path and imported when it is used.
+A plugin is a module named by an entry point of the group ``leyden``. It states ``LEYDEN_API = 1`` and
+implements the hooks it needs, marked with `hookimpl`; it imports neither torch nor lightning, so that listing
+fifty plugins costs nothing. Whatever is heavy is named by a dotted path and imported when it is used.
 """
 
 from __future__ import annotations
@@ -20,19 +20,26 @@ hookimpl = pluggy.HookimplMarker("leyden")
 
 @hookspec
 def leyden_paper() -> Paper | None:
-    """Return the paper that the plugin implements, or None for a shared package. Called when plugins are listed."""
+    """Return the paper that the plugin implements, or None for a shared package.
+
+    Called when plugins are listed.
+    """
 
 
 @hookspec
 def leyden_components() -> Iterable[Component]:  # type: ignore[empty-body]
-    """Return what the plugin contributes. Called when plugins are listed and when a configuration is resolved."""
+    """Return what the plugin contributes.
+
+    Called when plugins are listed and when a configuration is resolved.
+    """
 
 
 @hookspec
 def leyden_claims() -> Iterable[str]:  # type: ignore[empty-body]
     """Return the dotted paths of the plugin's `leyden.claims.Claim` classes.
 
-    Called by ``leyden claims`` and ``reproduce``. The module that holds them imports torch inside functions only.
+    Called by ``leyden claims`` and ``reproduce``. The module that holds them imports torch inside functions
+    only.
     """
 
 
@@ -40,17 +47,22 @@ def leyden_claims() -> Iterable[str]:  # type: ignore[empty-body]
 def leyden_callbacks(options: Mapping[str, Any]) -> Iterable[str]:  # type: ignore[empty-body]
     """Return the dotted paths of the self-gating callbacks that every Trainer gets.
 
-    Each is called without arguments. It must be stateless until it decides to act, idempotent (only the first of its
-    type in ``trainer.callbacks`` acts) and free for a Trainer that does not need it. Called once for each Trainer.
+    Each is called without arguments. It must be stateless until it decides to act, idempotent (only the first
+    of its type in ``trainer.callbacks`` acts) and free for a Trainer that does not need it. Called once for
+    each Trainer.
 
     Args:
-        options: the plugin's options, from plugins.toml or their defaults. An implementation may leave it out.
+        options: the plugin's options, from plugins.toml or their defaults. An implementation may leave it
+            out.
     """
 
 
 @hookspec
 def leyden_options() -> Iterable[Option]:  # type: ignore[empty-body]
-    """Return the settings that the plugin reads from ``[plugins.NAME.options]``. Called when they are checked."""
+    """Return the settings that the plugin reads from ``[plugins.NAME.options]``.
+
+    Called when they are checked.
+    """
 
 
 @hookspec
@@ -60,7 +72,7 @@ def leyden_checks() -> Iterable[Check]:  # type: ignore[empty-body]
 
 @hookspec
 def leyden_run_start(run: Run) -> None:
-    """Called when a run or a claim starts, after the tracking store answered and before anything trains."""
+    """Called when a run or a claim starts: the tracking store has answered and nothing trains yet."""
 
 
 @hookspec

@@ -126,7 +126,7 @@ class LeydenCLI(LightningCLI):
     def configure_optimizers(
         lightning_module: LightningModule, optimizer: Optimizer, lr_scheduler: Any = None
     ) -> Any:
-        """Attach the configured optimizer and scheduler; a task's ``interval`` says when the scheduler steps."""
+        """Attach the configured optimizer and scheduler, which steps at the ``interval`` of a task."""
         plain = LightningCLI.configure_optimizers(lightning_module, optimizer, lr_scheduler)
         if not isinstance(plain, tuple):
             return plain

@@ -54,10 +54,10 @@ class Component:
         path: dotted path that imports it, such as ``"leyden_sps_safe.SPSSafe"``.
         summary: one line.
         supports: what it promises beyond the always-owed, of `CAPABILITIES`.
-        example: dotted path of a function that builds one for the conformance kit. For an optimizer it takes
-            ``params``, for a scheduler ``optimizer``, for the rest nothing. Empty: call the component itself.
-        trial: dotted path of a function without arguments that returns the `leyden.testing.Trial` on which the
-            conformance kit tries the component. Empty: the kit's own small classifier.
+        example: dotted path of a function that builds one for the conformance kit. For an optimizer it
+            takes ``params``, for a scheduler ``optimizer``, for the rest nothing. Empty: call the component.
+        trial: dotted path of a function without arguments that returns the `leyden.testing.Trial` on which
+            the conformance kit tries the component. Empty: the kit's own small classifier.
         exempt: checks of the kit that cannot apply to it, by name, each with the reason that its documentation
             gives.
     """

@@ -123,7 +123,10 @@ class Pace:
 
     def left_text(self) -> str:
         """The same in words."""
-        return f"about {duration(round(self.left()))} left" if self.left() >= 1 else "nearly done"
+        seconds = round(self.left())
+        if seconds < 1:
+            return "nearly done"
+        return f"about {duration(seconds) if seconds >= 60 else f'{seconds} s'} left"
 
 
 class _TimeLeft(ProgressColumn):

@@ -69,7 +69,7 @@ def reproduce(
     claims = _claims(names, plugins)
     complete = True
     try:
-        with termination_as_exit(), _session(plugins.settings.tracking) as session:
+        with termination_as_exit(), _session(plugins.settings.tracking, console) as session:
             for plugin, claim in claims:
                 complete &= _Reproduction(plugin, claim, plan, plugins, session, console).run()
     except (KeyboardInterrupt, SystemExit) as stop:
@@ -137,11 +137,16 @@ def _claims(names: Sequence[str], plugins: Manager) -> list[tuple[Plugin, type[C
 
 
 @contextlib.contextmanager
-def _session(settings: TrackingSettings) -> Iterator[Session | None]:
+def _session(settings: TrackingSettings, console: Console) -> Iterator[Session | None]:
     if not settings.enabled:
         yield None
         return
-    with Session.open(resolve_store(settings)) as session:
+    store = resolve_store(settings)
+    with (
+        console.status("waiting for the tracking store") if console.is_terminal else contextlib.nullcontext()
+    ):
+        session = Session.open(store)
+    with session:
         yield session
 
 

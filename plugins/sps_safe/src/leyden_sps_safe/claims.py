@@ -35,7 +35,7 @@ class Digits(Claim):
     """Accuracy, robustness to M and gradients on clean handwritten digits."""
 
     name = "digits"
-    title = "Digits: as accurate as tuned SGD with M anywhere in three orders of magnitude"
+    title = "Clean digits without a learning rate: accuracy, the choice of M, the gradients"
     source = "Experiments on deep networks (ResNet-20 and 32, CIFAR-10 and 100), here a small MLP on digits"
     statements = (
         Statement(
@@ -49,6 +49,11 @@ class Digits(Claim):
             text="SPSSafe with its default M = 1 is within 0.02 of SGD with momentum and a tuned rate.",
             kind="not worse",
             paper="Competitive with the baselines without tuning a learning rate.",
+        ),
+        Statement(
+            id="defaults",
+            text="Without tuning, SPSSafe (M = 1) is better than Adam with its default rate of 0.001.",
+            kind="better",
         ),
         Statement(
             id="tuned-plain",
@@ -88,20 +93,20 @@ class Digits(Claim):
             paper="0 <= step <= (loss - lower bound) / max(squared norm, M), for any loss.",
         ),
     )
-    minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.2, "laptop": 2.0, "paper": 4.0}
-    seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 5, "paper": 10}
+    minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.2, "laptop": 2.0, "paper": 5.0}
+    seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 8, "paper": 20}
     metric = "test_accuracy"
     validation = "val_accuracy"
     reference = "SGD"
 
     def cells(self, scale: Scale) -> Sequence[Cell]:
-        """Five methods, six settings each."""
+        """Five methods, four settings each."""
         grid: Grid = {
-            "SPSSafe": ("M", (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)),
-            "IMASPSSafe": ("M", (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)),
-            "SPSMax": ("gamma_b", (0.01, 0.1, 0.3, 1.0, 10.0, 100.0)),
-            "SGD": ("lr", (0.01, 0.02, 0.05, 0.1, 0.2, 0.3)),
-            "Adam": ("lr", (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)),
+            "SPSSafe": ("M", (0.001, 0.1, 1.0, 10.0)),
+            "IMASPSSafe": ("M", (0.001, 0.1, 1.0, 10.0)),
+            "SPSMax": ("gamma_b", (0.1, 1.0, 10.0, 100.0)),
+            "SGD": ("lr", (0.03, 0.1, 0.2, 0.3)),
+            "Adam": ("lr", (0.001, 0.003, 0.01, 0.03)),
         }
         short: Grid = {"SPSSafe": ("M", (0.1, 1.0)), "SPSMax": ("gamma_b", (100.0,)), "SGD": ("lr", (0.1,))}
         epochs = scale.pick(smoke=1, laptop=20)
@@ -115,7 +120,7 @@ class Digits(Claim):
         """Judge on test data, with the settings that validation data chose."""
         tuned = {method: best(table, method, "val_accuracy") for method in _METHODS}
         default = Arm("SPSSafe", {"M": 1.0})
-        robust = [Arm("SPSSafe", {"M": M}) for M in (0.001, 0.01, 0.1, 1.0)]
+        robust = [Arm("SPSSafe", {"M": M}) for M in (0.001, 0.1, 1.0)]
         worst, finest = _extremes(table, robust, self.metric)
 
         def keeps_up(statement: str, arm: Arm | Selection, other: Arm | Selection, margin: float) -> Verdict:
@@ -126,6 +131,14 @@ class Digits(Claim):
         return [
             keeps_up("robust-to-M", worst, finest, 0.02),
             keeps_up("untuned", default, tuned["SGD"], 0.02),
+            better(
+                self.statement("defaults"),
+                table,
+                default,
+                Arm("Adam", {"lr": 0.001}),
+                self.metric,
+                unit="accuracy",
+            ),
             keeps_up("tuned-plain", tuned["SPSSafe"], tuned["SGD"], 0.01),
             keeps_up("tuned-momentum", tuned["IMASPSSafe"], tuned["Adam"], 0.01),
             better(
@@ -182,13 +195,13 @@ class NoisyDigits(Claim):
     """What the safeguard is for: digits of which 40 % have a random label."""
 
     name = "noisy-digits"
-    title = "Noisy digits: the safeguard saves the Polyak step, within one decade of M"
+    title = "Noisy digits: what the safeguard saves, and which M does"
     source = "The paper's motive (Section 1): losses that do not vanish while gradients do"
     statements = (
         Statement(
             id="needed",
-            text="With M = 1, 3 or 10, the test accuracy of SPSSafe is at least 0.3 above that of SPS, which has "
-            "no safeguard.",
+            text="With M = 1, 3 or 10, the test accuracy of SPSSafe is at least 0.3 above that of SPS, which "
+            "has no safeguard.",
             kind="better",
             paper="SPS blows up where gradients are small and losses are not; SPS_safe does not.",
         ),
@@ -288,8 +301,8 @@ class SigmoidMLP(Claim):
         ),
         Statement(
             id="adam-wins",
-            text="The test accuracy of tuned Adam is at least 0.3 above the best of SPSSafe, IMASPSSafe, SPS_max "
-            "and ALI-G.",
+            text="The test accuracy of tuned Adam is at least 0.3 above the best of SPSSafe, IMASPSSafe, "
+            "SPS_max and ALI-G.",
             kind="better",
         ),
         Statement(
@@ -359,7 +372,7 @@ class Convex(Claim):
     """The paper's theorems on a hinge loss whose minimum is known."""
 
     name = "convex"
-    title = "Hinge loss: the theorems hold; a larger M brings the last iterate nearer"
+    title = "A hinge loss with known minimum: the theorems in numbers"
     source = "Theorems 3.1, 3.4 and 3.5, and the convex experiments (generated hinge loss)"
     statements = (
         Statement(
@@ -377,8 +390,8 @@ class Convex(Claim):
         ),
         Statement(
             id="neighbourhood",
-            text="The last iterate of SPSSafe is nearer with M = 4 G^2 than with M = 1: at most 0.75 times the "
-            "gap.",
+            text="The last iterate of SPSSafe is nearer with M = 4 G^2 than with M = 1: at most 0.75 times "
+            "the gap.",
             kind="better",
             paper="The neighbourhood's radius shrinks as M grows up to G^2.",
         ),
@@ -389,8 +402,8 @@ class Convex(Claim):
         ),
         Statement(
             id="last-iterate",
-            text="With lambda = t, the last iterate of IMASPSSafe has at most half the gap of that of SPSSafe "
-            "(M = 1 in both).",
+            text="With lambda = t, the last iterate of IMASPSSafe has at most half the gap of that of "
+            "SPSSafe (M = 1 in both).",
             kind="better",
             paper="Theorem 3.5: a guarantee on the last iterate.",
         ),
