@@ -56,8 +56,8 @@ class Component:
         supports: what it promises beyond the always-owed, of `CAPABILITIES`.
         example: dotted path of a function that builds one for the conformance kit. For an optimizer it
             takes ``params``, for a scheduler ``optimizer``, for the rest nothing. Empty: call the component.
-        trial: dotted path of a function without arguments that returns the `leyden.testing.Trial` on which
-            the conformance kit tries the component. Empty: the kit's own small classifier.
+        trial: dotted path of a function without arguments that returns the `leyden.testing.Trial` on
+            which the conformance kit tries the component. Empty: the kit's own small classifier.
         exempt: checks of the kit that cannot apply to it, by name, each with the reason that its documentation
             gives.
     """
