@@ -58,8 +58,8 @@ class Component:
             takes ``params``, for a scheduler ``optimizer``, for the rest nothing. Empty: call the component.
         trial: dotted path of a function without arguments that returns the `leyden.testing.Trial` on
             which the conformance kit tries the component. Empty: the kit's own small classifier.
-        exempt: checks of the kit that cannot apply to it, by name, each with the reason that its documentation
-            gives.
+        exempt: checks of the kit that cannot apply to it, by name, each with the reason that its
+            documentation gives.
     """
 
     kind: Kind
