@@ -72,7 +72,9 @@ def main() -> None:
             measure_trainer(logger, store, work, options.steps, plain)
         measure_mlflow(peer, store, work)
     rounds = f"median of {options.rounds} rounds"
-    print(f"{options.steps} steps, {METRICS} metrics a step, {rounds}, {os.cpu_count()} cores\n")
+    print(
+        f"## Tracking\n\n{options.steps} steps, {METRICS} metrics a step, {rounds}, {os.cpu_count()} cores\n"
+    )
     print("| arm | a step | ratio to no logger | flush, a value | values lost |")
     print("|---|---|---|---|---|")
     for arm in (*arms, peer):

@@ -501,6 +501,36 @@ def test_values_do_not_wait_for_artifacts_that_cannot_be_stored(
     assert str(tmp_path / ".leyden" / "refused") in said[0]
 
 
+def test_an_artifact_that_finds_the_disk_full_waits_for_room(
+    session: Path, store: MlflowStore, shipper: Shipper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    writer = open_run(session, "run", experiment="e")
+    writer.text("figure", "figure.txt")
+    with monkeypatch.context() as patch:
+        patch.setattr(store.client, "log_artifact", full)
+        with pytest.raises(Held, match="the disk is full"):
+            shipper.finish("FINISHED")
+    assert not (tmp_path / ".leyden" / "refused").exists()
+    shipper.finish("FINISHED")
+    assert artifacts(store, writer) == {"figure.txt"}
+
+
+def test_a_run_that_logs_much_does_not_keep_the_others_waiting(
+    session: Path, store: MlflowStore, shipper: Shipper
+) -> None:
+    busy, modest = (open_run(session, name, experiment="e") for name in ("busy", "modest"))
+    for step in range(5000):
+        busy.metrics({"loss": step}, step=step)
+    modest.metrics({"loss": 1.0})
+    calls = iter(range(8))
+    shipper.ship(everything=True, stop=lambda: next(calls) >= 6)
+    assert history(store, modest, "loss") == [(0, 1.0)]
+    assert 0 < len(history(store, busy, "loss")) < 5000
+
+
 def test_a_run_that_the_user_deleted_is_put_aside_and_the_others_go_on(
     session: Path, store: MlflowStore, shipper: Shipper, said: list[str], tmp_path: Path
 ) -> None:

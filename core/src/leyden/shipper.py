@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -45,7 +46,7 @@ from leyden.spool import (
     read_chunk,
     sessions,
 )
-from leyden.store import Held, MlflowStore, Refused, ask, reason
+from leyden.store import DISK_FULL, Held, MlflowStore, Refused, ask, reason
 
 BATCH = 1000
 """Metric values in one request; MLflow takes no more."""
@@ -115,9 +116,8 @@ def serve(
     quietly.join()
     if closing is not None:
         return finish(session, file, shipper, closing, gone, warn)
-    with contextlib.suppress(
-        Held
-    ):  # the parent is gone: what is not done in a second is done at the next start
+    # The parent is gone. What is not done within a second is done at the next start.
+    with contextlib.suppress(Held):
         shipper.ship(everything=True)
         shipper.end_the_dead()
     left = len(shipper.unshipped())
@@ -345,16 +345,21 @@ class Shipper:
             Held: if the store cannot take it now; call again later.
         """
         now = time.monotonic()
-        due = [run for run in self.runs() if run.due(now) or (everything and run.waiting)]
+        due = deque(
+            (run, run.progress.offset + run.waiting)
+            for run in self.runs()
+            if run.due(now) or (everything and run.waiting)
+        )
         held: list[Held] = []
         while due and not stop():
             with self._writing():
                 until = time.monotonic() + BURST_SECONDS
                 while due and time.monotonic() < until and not stop():
+                    run, end = due.popleft()
+                    run.shipped_at = now
                     with _of_run(held):
-                        if self._ship_chunk(due[0]):
-                            continue
-                    due.pop(0).shipped_at = now
+                        if self._ship_chunk(run) and run.progress.offset < end:
+                            due.append((run, end))
             if due and self.store.database:
                 time.sleep(0.03)  # longer than the others' polling of the lock: it is their turn
         if held:
@@ -460,9 +465,9 @@ class Shipper:
             )
             run_id = made.info.run_id
             run.params = {}
-            self._keep_long(run_id, tags, TAG_LENGTH)
         run.progress.run_id = run_id
         run.save()
+        self._keep_long(run, opening["tags"], TAG_LENGTH)
 
     def _identity(self, key: str) -> str | None:
         """MLflow's identity of a run; one of this session is created first."""
@@ -504,8 +509,8 @@ class Shipper:
             self._log(run, "tags", [RunTag(key, value) for key, value in part])
         for start in range(0, len(metrics), BATCH):
             self._log(run, "metrics", metrics[start : start + BATCH])
-        self._keep_long(run.progress.run_id, params, PARAM_LENGTH)
-        self._keep_long(run.progress.run_id, tags, TAG_LENGTH)
+        self._keep_long(run, params, PARAM_LENGTH)
+        self._keep_long(run, tags, TAG_LENGTH)
         for record in artifacts:
             self._ship_artifact(run, record["path"], record["folder"])
         if end is not None:
@@ -528,8 +533,9 @@ class Shipper:
             ask(partial(self.store.client.log_batch, run.progress.run_id), **{kind: items})
         except (Refused, Held) as error:
             # To some impossible values a store answers as if it broke down; if it takes a tag, it did not.
-            if (isinstance(error, Held) and not error.odd) or not self._takes_a_tag(run):
+            if isinstance(error, Held) and not error.odd:
                 raise
+            self._check(run)
             if len(items) > 1:
                 middle = len(items) // 2
                 self._log(run, kind, items[:middle])
@@ -539,12 +545,14 @@ class Shipper:
             else:
                 self._drop(run, kind, items[0], error)
 
-    def _takes_a_tag(self, run: RunSpool) -> bool:
-        try:
-            ask(self.store.client.set_tag, run.progress.run_id, "leyden.refused", str(time.time_ns()))
-        except (Refused, Held):
-            return False
-        return True
+    def _check(self, run: RunSpool) -> None:
+        """Whether the store takes anything at all for this run.
+
+        Raises:
+            Held: if not now.
+            Refused: if never.
+        """
+        ask(self.store.client.set_tag, run.progress.run_id, "leyden.checked", str(time.time_ns()))
 
     def _drop(self, run: RunSpool, kind: str, item: Any, why: Exception) -> None:
         """Leave out one value that the store will never take; it is kept in a file."""
@@ -564,13 +572,17 @@ class Shipper:
         ask(self.store.client.set_terminated, run.progress.run_id, status=status, end_time=moment)
         run.progress.status = status
 
-    def _keep_long(self, run_id: str, values: Mapping[str, str], limit: int) -> None:
+    def _keep_long(self, run: RunSpool, values: Mapping[str, str], limit: int) -> None:
         """Keep whole, as text files, the values that are longer than MLflow takes."""
         for name, text in values.items():
             if len(text) > limit:
                 file_name = re.sub(r"[^\w.-]", "_", name)[:100]
-                with contextlib.suppress(Refused):
-                    ask(self.store.client.log_text, run_id, _storable(text), f"long/{file_name}.txt")
+                path = Path("files", run.key, f"long-{file_name}", f"{file_name}.txt")
+                try:
+                    write_atomic(self.session / path, _storable(text))
+                except OSError as error:
+                    raise Held(reason(error)) from error
+                self._ship_artifact(run, str(path), "long")
 
     def _ship_artifact(self, run: RunSpool, path: str, folder: str) -> None:
         # The place of artifacts can be out of reach while the server answers: values do not wait for it.
@@ -582,7 +594,9 @@ class Shipper:
                 ask(client.log_artifacts, run_id, str(source), inside)
             elif source.exists():  # else it was shipped before a crash
                 ask(client.log_artifact, run_id, str(source), folder or None)
-        except (Refused, Held):
+        except (Refused, Held) as error:
+            if str(error) == DISK_FULL:
+                raise
             if late not in run.progress.late:
                 run.progress.late.append(late)
             return
@@ -595,9 +609,7 @@ class Shipper:
             self._ship_artifact(run, path, folder)
         if not run.progress.late:
             return
-        ask(
-            self.store.client.set_tag, run.progress.run_id, "leyden.key", run.key
-        )  # Held if it is the whole store
+        self._check(run)
         place = self._aside(run)
         for path, _ in run.progress.late:
             _move(self.session / path, place / path)

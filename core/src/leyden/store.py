@@ -38,8 +38,9 @@ SHIPPING_SECONDS = 20
 _QUICK_CHECK_BYTES = 64_000_000
 _REFUSALS = {"INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS", "INVALID_STATE"}
 """MLflow's codes for a request that fails again, whenever it is sent."""
+DISK_FULL = "the disk is full"
 _SQLITE_WORDS = {
-    "disk is full": "the disk is full",
+    "disk is full": DISK_FULL,
     "readonly database": "it is read-only",
     "unable to open database file": "it cannot be opened",
     "malformed": "its file is damaged",
@@ -215,7 +216,7 @@ def reason(error: BaseException) -> str:
         if part in text:
             return words
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return "the disk is full"
+        return DISK_FULL
     for pattern in (r"\[Errno -?\d+\] ([^'\")]+)", r"Error\(\d+, '([^']+)'", r"(Read timed out|timed out)"):
         if found := re.search(pattern, text):
             return found.group(1).strip()

@@ -59,6 +59,7 @@ __all__ = [
 
 DEFAULT_URI = "sqlite:///leyden.db"
 _LOADING_SECONDS, _PROBING_SECONDS, _ANSWER_SECONDS = 120.0, 5.0, 9.5
+_SILENT_SECONDS = 5.0
 _log = logging.getLogger("leyden.tracking")
 _active: ContextVar[RunWriter | None] = ContextVar("leyden_active_run", default=None)
 
@@ -232,7 +233,7 @@ class Session:
     def _leave(self, status: Status) -> None:
         """Let the next start adopt the session, though this process may live on."""
         if not self._helper.said("closed"):
-            _log.warning("what was logged last is kept in %s and ships at the next start", self.directory)
+            _tell("what was logged last is kept in %s and ships at the next start", self.directory)
         with contextlib.suppress(OSError):
             mark_closed(self.directory, status)
 
@@ -344,7 +345,11 @@ class _Helper:
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps({"close": status}).encode() + b"\n")
             self._process.stdin.flush()
-        self._wait_for({"closed"}, timeout)
+        patience = _SILENT_SECONDS if timeout is None else min(timeout, _SILENT_SECONDS)
+        self._wait_for({"closed"}, patience)
+        if self.running and not self.said("closed"):
+            _tell("shipping what is left to %s; Ctrl-C leaves it for the next start", masked(self._store.uri))
+            self._wait_for({"closed"}, None if timeout is None else timeout - patience)
         return self._events.get("closed")
 
     def kill(self) -> None:
@@ -368,7 +373,7 @@ class _Helper:
             for line in stream:
                 message = json.loads(line)
                 if message["event"] == "warning":
-                    _log.warning("%s", message["message"])
+                    _tell("%s", message["message"])
                 with self._changed:
                     self._events[message["event"]] = message
                     self._changed.notify_all()
@@ -378,6 +383,10 @@ class _Helper:
             self._changed.notify_all()
         if not self._killed and self.said("ready") and not self.said("closed"):
             self._on_death(self)
+
+
+def _tell(message: str, *values: object) -> None:
+    _log.warning("leyden: " + message, *values)
 
 
 def _environment(store: Store) -> dict[str, str]:
