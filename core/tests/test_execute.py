@@ -239,7 +239,7 @@ PARENT = """
     from leyden.claims import Cell
     from leyden.execute import run_cells, termination_as_exit
     from leyden.results import Results
-    cells = [Cell(method="Good", seed=seed, options={"do": sys.argv[1]}) for seed in range(4)]
+    cells = [Cell(method="Good", seed=seed, options={"do": sys.argv[1]}) for seed in range(20)]
     with termination_as_exit():
         run_cells("toy_claims.Toy", cells, results=Results(Path("results")), jobs=2)
 """
@@ -247,11 +247,9 @@ PARENT = """
 
 def start_parent(doing: str) -> tuple[subprocess.Popen[bytes], list[psutil.Process]]:
     """Start a process that runs cells; return it and all its descendants once two cells are being run."""
-    parent = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(PARENT), doing],
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    command = [sys.executable, "-c", textwrap.dedent(PARENT), doing]
+    with Path("errors").open("wb") as errors:
+        parent = subprocess.Popen(command, stderr=errors, start_new_session=True)
     wait_for(lambda: len(list(Path().glob("attempts/*"))) == 2, parent)
     expected = 2 if doing == "start_a_child" else 0
     wait_for(lambda: len(sleeping_children(parent)) == expected, parent)
@@ -290,6 +288,7 @@ def test_no_process_outlives_a_parent_that_is_stopped(number: int, status: int, 
     assert parent.wait(timeout=PATIENCE) == status
     _, alive = psutil.wait_procs(descendants, timeout=PATIENCE)
     assert alive == []
+    assert "Exception in thread" not in Path("errors").read_text()
 
 
 @pytest.mark.slow

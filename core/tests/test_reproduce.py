@@ -521,14 +521,14 @@ def test_after_kill_9_resume_runs_only_the_missing_cells_and_the_table_is_that_o
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_claim_is_marked_killed_and_leaves_no_process(work: Path, number: int, status: int) -> None:
-    process = start(TOY="Good1=sleep,Bad0=sleep")
-    wait_until(lambda: attempts() >= 3, process)
+    process = start("--seeds=8", TOY="Good1=sleep,Bad0=sleep")
+    wait_until(lambda: attempts() == 9, process)
     family = psutil.Process(process.pid).children(recursive=True)
     assert len(family) >= 5
     process.send_signal(number)
     output = finish(process)
     assert process.returncode == status, output
-    assert "leyden reproduce toy/toy --scale smoke --resume" in output
+    assert "leyden reproduce toy/toy --scale smoke --seeds 8 --resume" in output
     assert "Traceback" not in output
     _, alive = psutil.wait_procs(family, timeout=PATIENCE)
     assert alive == []

@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -219,8 +220,15 @@ class _Loky:
             warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")
             try:
                 pool = self._started(count, alone=len(batch) == 1)
-                running: set[Future[None]] = {pool.submit(run_job, job) for job in batch}
-                while running:
+                waiting = iter(batch)
+                running: set[Future[None]] = set()
+                # No more than loky's own queue holds: what waits before it makes loky's thread fail when the
+                # pool is stopped.
+                while True:
+                    room = 2 * count - len(running)
+                    running |= {pool.submit(run_job, job) for job in islice(waiting, room)}
+                    if not running:
+                        break
                     done, running = wait(running, timeout=POLL, return_when=FIRST_COMPLETED)
                     report()
                     for future in done:
