@@ -183,6 +183,7 @@ def test_a_claim_whose_judge_or_figure_raises_is_still_reported(
     monkeypatch.setenv(variable, "raise")
     status, output = run()
     assert status == 1
+    assert Path("hooks").read_text().splitlines()[-1].startswith("end FAILED 0 The ")
     told = next(line for line in output.splitlines() if "traceback in the report" in line)
     assert words in told
     assert "is ill" in told
@@ -217,7 +218,7 @@ def test_resume_runs_what_is_missing_or_failed_and_nothing_else(
     assert first["failed"] == 1
     status, output = run(resume=True)
     assert status == 0
-    assert "3 of them measured before" in output
+    assert "3 of them measured by this code before" in output
     assert attempts() == 5
     run(resume=True)
     assert attempts() == 5
@@ -235,7 +236,7 @@ def test_resume_measures_again_what_other_code_measured(here: Path) -> None:
     with Path("toy_claims.py").open("a") as module:
         module.write("# changed\n")
     _, output = run(resume=True)
-    assert "none of them measured by this code" in output
+    assert "none of them measured by this code before" in output
     assert attempts() == 8
 
 
@@ -255,6 +256,16 @@ def test_a_claim_that_cannot_list_its_cells_is_one_line_and_the_others_run(here:
     assert status == 1
     assert "toy/ill: its cells cannot be listed: RuntimeError: no cells today" in output
     assert "toy/twice: its cells cannot be listed: LeydenError: Good seed 0 is there twice" in output
+    assert json.loads(report())["cells"] == 4
+
+
+def test_a_claim_that_cannot_be_imported_is_one_line_and_the_others_run(here: Path) -> None:
+    plugin = Path(os.environ["PYTHONPATH"]) / "toy_plugin.py"
+    plugin.write_text(plugin.read_text().replace("toy_claims.Ill", "toy_claims.Missing"))
+    status, output = run("toy")
+    assert status == 1
+    (line,) = [line for line in output.splitlines() if "toy_claims.Missing" in line]
+    assert "cannot import" in line
     assert json.loads(report())["cells"] == 4
 
 
@@ -504,7 +515,7 @@ def test_after_kill_9_resume_runs_only_the_missing_cells_and_the_table_is_that_o
     resumed = start("--resume", TOY_ALL="rest_until_told")
     output = finish(resumed)
     assert resumed.returncode == 0, output
-    assert "2 of them measured before" in output
+    assert "2 of them measured by this code before" in output
     assert attempts() == 3 + 2
     assert re.sub(r"`toy/toy`.*", "", report("table.md")) == whole
     found = runs()

@@ -21,7 +21,7 @@ from leyden.provenance import provenance
 from leyden.results import Results, code_version, own_results
 from leyden.settings import TrackingSettings
 from leyden.tracking import RunWriter, Session, resolve_store, status_of
-from leyden.worker import Tracked, cell_params, find_modules_in, track
+from leyden.worker import Tracked, find_modules_in, open_cell_run, track
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,9 +65,13 @@ def reproduce(
         console = Console()
     find_modules_in(Path.cwd())
     plugins = manager()
+    known_problems = list(plugins.problems)
     plan = _plan(plugins, scale=scale, seeds=seeds, jobs=jobs, executor=executor, resume=resume)
     claims = _claims(names, plugins)
-    complete = True
+    for problem in plugins.problems:
+        if problem not in known_problems:
+            say(console, problem, "red")
+    complete = len(plugins.problems) == len(known_problems)
     try:
         with termination_as_exit(), _session(plugins.settings.tracking, console) as session:
             for plugin, claim in claims:
@@ -195,13 +199,17 @@ class _Reproduction:
             self.plugins.run_start(announced)
             try:
                 table = self._measure(cells, results, run)
-                complete = self._conclude(table, run)
+                self._conclude(table, run)
             except BaseException as error:
-                self._end(announced, run, results.table(cells), status_of(error), one_line(error))
+                with contextlib.suppress(
+                    LeydenError
+                ):  # a full disk, say: the error that is told is the first
+                    self._end(announced, run, results.table(cells), status_of(error), one_line(error))
                 raise
-            wrong = "; ".join(self._errors(table))
-            self._end(announced, run, table, "FINISHED" if complete else "FAILED", wrong)
-        return complete
+            wrong = [f"{result.cell.name} {result.status}" for result in table.failed]
+            wrong += [problem.partition("\n")[0] for problem in self.problems]
+            self._end(announced, run, table, "FAILED" if wrong else "FINISHED", "; ".join(wrong))
+        return not wrong
 
     def _cells(self) -> list[Cell]:
         cells = list(self.claim.cells(Scale(self.plan.scale, self.seeds)))
@@ -218,20 +226,19 @@ class _Reproduction:
         if self.session and run:
             tracked = Tracked(session=self.session.directory, parent=run.key, experiment=self.experiment)
             for result in stored:
-                track(self._child(result.cell, run), result, results.log(result.cell))
+                child = open_cell_run(tracked, result.cell, tags={"leyden.resumed": "true"})
+                track(child, result, results.log(result.cell))
         for result in results.table(cells).failed:
             results.discard(result.cell)
         missing = len(cells) - len(stored)
         jobs = min(self.plan.jobs, max(missing, 1))
         note = f"{len(cells)} cells at {self.plan.scale} scale"
         if self.plan.resume:
-            note += (
-                f", {len(stored)} of them measured before"
-                if stored
-                else ", none of them measured by this code"
-            )
+            before = f"{len(stored)} of them" if stored else "none of them"
+            note += f", {before} measured by this code before"
         say(self.console, f"{self.name}: {note}; {jobs} at a time", "dim")
-        expected = 60 * self.claim.minutes.get(self.plan.scale, 0) * missing / len(cells)
+        minutes_on_two_cores = self.claim.minutes.get(self.plan.scale, 0)
+        expected = 60 * minutes_on_two_cores * 2 / jobs * missing / len(cells)
         with CellProgress(self.console, self.name, total=missing, expected=expected) as progress:
             run_cells(
                 self.path,
@@ -245,7 +252,7 @@ class _Reproduction:
             )
         return results.table(cells)
 
-    def _conclude(self, table: Table, run: RunWriter | None) -> bool:
+    def _conclude(self, table: Table, run: RunWriter | None) -> None:
         from leyden.report import Report, to_terminal, write_report
 
         report = Report(
@@ -262,7 +269,8 @@ class _Reproduction:
         )
         files = write_report(REPORTS / self.place, report)
         to_terminal(self.console, report)
-        for problem in files.problems:
+        self.problems = list(files.problems)
+        for problem in self.problems:
             lines = problem.strip().splitlines()
             say(self.console, f"{lines[0]} {lines[-1]} (traceback in the report)", "red")
         if run:
@@ -273,7 +281,6 @@ class _Reproduction:
                 run.artifact(path, "figures")
             say(self.console, f"MLflow run: {self._run_id(run)}")
         say(self.console, f"Report: {files.html}")
-        return not table.failed and not files.problems
 
     def _judge(self, table: Table) -> Sequence[Verdict]:
         try:
@@ -310,17 +317,6 @@ class _Reproduction:
             params=self._settings(cells),
         )
 
-    def _child(self, cell: Cell, run: RunWriter) -> RunWriter:
-        """The run of a cell that an earlier invocation measured."""
-        assert self.session is not None
-        return self.session.run(
-            cell.name,
-            experiment=self.experiment,
-            parent=run.key,
-            tags={"leyden.cell": cell.digest, "leyden.resumed": "true"},
-            params=cell_params(cell),
-        )
-
     def _log(self, run: RunWriter, table: Table, verdicts: Sequence[Verdict]) -> None:
         run.metrics({"cells": len(table), "failed_cells": len(table.failed)})
         for verdict in verdicts:
@@ -348,10 +344,6 @@ class _Reproduction:
             "jobs": self.plan.jobs,
             "executor": self.plan.executor,
         }
-
-    def _errors(self, table: Table) -> list[str]:
-        failed = [f"{result.cell.name} {result.status}" for result in table.failed]
-        return failed + [problem.partition("\n")[0] for problem in self.problems]
 
     def _run_id(self, run: RunWriter) -> str:
         try:

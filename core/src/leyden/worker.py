@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,7 +115,7 @@ def run_job(job: Job) -> None:
         results.start(job.cell)
         with _output_to(results.log(job.cell)):
             _work_in(job.directory)
-            run = _open_run(job)
+            run = open_cell_run(job.tracked, job.cell) if job.tracked else None
             result = _measure(job, run)
         if run is not None:
             track(run, result, results.log(job.cell))
@@ -124,6 +124,20 @@ def run_job(job: Job) -> None:
             results.log(job.cell).unlink()
     except OSError as error:
         raise LeydenError(f"cannot store the result of {job.cell.name}: {error}") from error
+
+
+def open_cell_run(tracked: Tracked, cell: Cell, *, tags: Mapping[str, str] | None = None) -> RunWriter:
+    """Open the run of a cell, a child of its claim's run."""
+    from leyden.tracking import open_run
+
+    return open_run(
+        tracked.session,
+        cell.name,
+        experiment=tracked.experiment,
+        parent=tracked.parent,
+        tags={"leyden.cell": cell.digest, **(tags or {})},
+        params=cell_params(cell),
+    )
 
 
 def track(run: RunWriter, result: CellResult, log: Path) -> None:
@@ -205,21 +219,6 @@ def _seed(seed: int) -> None:
         sys.modules["numpy"].random.seed(seed % 2**32)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed)
-
-
-def _open_run(job: Job) -> RunWriter | None:
-    if job.tracked is None:
-        return None
-    from leyden.tracking import open_run
-
-    return open_run(
-        job.tracked.session,
-        job.cell.name,
-        experiment=job.tracked.experiment,
-        parent=job.tracked.parent,
-        tags={"leyden.cell": job.cell.digest},
-        params=cell_params(job.cell),
-    )
 
 
 def _tracked_by(run: RunWriter | None) -> contextlib.AbstractContextManager[Any]:
