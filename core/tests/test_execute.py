@@ -222,6 +222,11 @@ def test_each_worker_computes_on_one_thread() -> None:
     assert done[0].measured == {"threads": 1.0, "asked": 1.0}
 
 
+def test_a_cell_can_start_processes_as_a_data_loader_does() -> None:
+    done = run(toy("start_processes"))
+    assert done[0].status == "done", done[0].error
+
+
 def test_stopping_leaves_no_process_behind() -> None:
     run(toy("rest", "rest"))
     ours = psutil.Process().children(recursive=True)

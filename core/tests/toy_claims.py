@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import random
 import signal
@@ -116,6 +117,10 @@ class Toy(Claim):
 
     def hold_the_interpreter(self, cell: Cell) -> None:
         ctypes.PyDLL(None).sleep(300)
+
+    def start_processes(self, cell: Cell) -> None:
+        with multiprocessing.Pool(2) as pool:
+            assert pool.map(abs, [-1, -2, -3]) == [1, 2, 3]
 
     def start_a_child(self, cell: Cell) -> None:
         subprocess.run([sys.executable, "-c", "import time; time.sleep(300)"], check=True)

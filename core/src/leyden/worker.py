@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import multiprocessing
 import os
 import random
 import signal
@@ -79,7 +80,8 @@ def start_worker(parent: int, directory: Path) -> None:
     """Prepare a process that runs jobs.
 
     Ctrl-C is the parent's to hear, so the worker ignores it and leads a process group of its own; a guard
-    ends the group once the parent is gone.
+    ends the group once the parent is gone. loky makes itself the way to start processes in its workers, which
+    the workers of a DataLoader do not survive: the platform's way is restored.
 
     Args:
         parent: the process that started this one.
@@ -87,6 +89,7 @@ def start_worker(parent: int, directory: Path) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     find_modules_in(directory)
+    multiprocessing.set_start_method(None, force=True)
     if os.name == "posix":
         os.setpgid(0, 0)
         subprocess.Popen(
