@@ -141,7 +141,7 @@ def changed(old: str, new: str) -> str:
         ),
         (
             changed("accelerator: cpu", "accelerator: cpuu"),
-            "mine.yaml:2: trainer: You selected an invalid accelerator name: `accelerator='cpuu'`",
+            "mine.yaml:4: trainer.accelerator: You selected an invalid accelerator name: `accelerator='cp",
         ),
         (
             changed(
@@ -157,7 +157,28 @@ def changed(old: str, new: str) -> str:
         ),
         (changed("trainer:", "trainr:"), "mine.yaml:2: trainr: unknown key; did you mean 'trainer'"),
         (changed("max_epochs: 2", "max_epochs: [2"), "mine.yaml:4: not valid YAML: "),
-        ("- 1\n", "mine.yaml: expected a mapping of keys to values, got '- 1'"),
+        ("- 1\n", "mine.yaml: expected a mapping of keys to values, got [1]"),
+        ("", "mine.yaml: expected a mapping of keys to values, got an empty file"),
+        (PROJECT + "trainer: {max_steps: 3}\n", "mine.yaml:18: 'trainer' is given twice, first in line 2"),
+        (
+            changed("max_epochs: 2", "precision: 17"),
+            "mine.yaml:3: trainer.precision: expected '64' or '32' or '16' or 'transformer-engine' or ",
+        ),
+        (
+            changed("  accelerator: cpu\n", "  callbacks: LerningRateMonitor\n"),
+            "mine.yaml:4: trainer.callbacks: unknown component 'LerningRateMonitor'; "
+            "did you mean 'LearningRateMonitor'",
+        ),
+        (
+            PROJECT + "lr_scheduler: {class_path: CosineAnealingLR}\n",
+            "mine.yaml:18: lr_scheduler.class_path: unknown component 'CosineAnealingLR'; "
+            "did you mean 'CosineAnnealingLR'",
+        ),
+        (PROJECT.replace("optimizer:", "x:"), "mine.yaml:14: x: unknown key"),
+        (
+            PROJECT[: PROJECT.index("optimizer:")],
+            "Line has no optimizer: write `optimizer:` in the configuration",
+        ),
     ],
 )
 def test_wrong_input_in_a_file_is_one_line_with_file_line_and_key(text: str, expected: str) -> None:
@@ -188,12 +209,63 @@ def test_wrong_input_in_a_file_is_one_line_with_file_line_and_key(text: str, exp
         (["--config", "mien.yaml"], "--config: there is no file 'mien.yaml'; did you mean 'mine.yaml'?"),
         (["--config", "sps_saef/digits"], "unknown plugin 'sps_saef'; did you mean 'sps_safe'?"),
         (["stray"], "unknown argument 'stray'"),
+        (["mine.yaml"], "unknown argument 'mine.yaml'; did you mean '--config mine.yaml'?"),
+        (["--config", "."], "--config: '.' is a folder, not a file"),
+        (["--config", "regression.pyc"], "--config: there is no file 'regression.pyc'; "),
+        (["--seed_everything=-1"], "--seed_everything: -1 is not in bounds"),
+        (["--ckpt_path", "none.ckpt"], "--ckpt_path: there is no file 'none.ckpt'"),
+        (["--ckpt_path", "mine.yaml"], "--ckpt_path: 'mine.yaml' is not a checkpoint of Lightning"),
     ],
 )
 def test_wrong_input_on_the_command_line_is_one_line_with_the_argument(
     arguments: list[str], expected: str
 ) -> None:
     assert error_of(*arguments).startswith(expected), error_of(*arguments)
+
+
+@pytest.mark.parametrize("folder", [".", "configs"])
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("import torch\nraise RuntimeError('no luck')\n", "RuntimeError: no luck (broken.py:2)"),
+        ("def f(:\n", "SyntaxError: invalid syntax (broken.py, line 1)"),
+    ],
+)
+def test_a_module_of_the_users_whose_import_fails_is_told_with_its_line(
+    folder: str, code: str, expected: str
+) -> None:
+    Path("broken.py").write_text(code)
+    Path(folder).mkdir(exist_ok=True)
+    file = Path(folder, "broken.yaml")
+    file.write_text("model: {class_path: broken.Net, init_args: {width: 3}}\n")
+    assert error_of("--model", "broken.Net") == f"--model: cannot import 'broken.Net': {expected}"
+    assert error_of("--config", str(file)).startswith(
+        f"{file}:1: model.class_path: cannot import 'broken.Net': {expected}"
+    )
+
+
+def test_a_file_in_another_folder_is_named_with_its_line() -> None:
+    Path("configs").mkdir()
+    Path("configs/over.yaml").write_text("trainer:\n  max_epochs: many\n")
+    assert error_of("--config", "configs/over.yaml").startswith(
+        "configs/over.yaml:2: trainer.max_epochs: expected an integer"
+    )
+
+
+def test_a_file_that_is_no_text_is_told() -> None:
+    Path("binary.yaml").write_bytes(b"\xff\xfe\x00")
+    assert error_of("--config", "binary.yaml").startswith("binary.yaml: cannot be read: ")
+
+
+@pytest.mark.slow
+def test_processes_that_are_spawned_train_like_one_with_the_configured_optimizer() -> None:
+    Path("plugins.toml").write_text("[tracking]\nenabled = false\n")
+    spawned = fit(
+        "--trainer.strategy=ddp_spawn", "--trainer.devices=2", "--trainer.use_distributed_sampler=false"
+    )
+    alone = fit()
+    for parameter, expected in zip(spawned.model.parameters(), alone.model.parameters(), strict=True):
+        assert torch.allclose(parameter, expected, atol=1e-6)
 
 
 def test_the_file_that_wins_is_the_one_that_is_named() -> None:

@@ -21,7 +21,7 @@ LIGHTNING_COMMANDS = {
     "fit": "train, as LightningCLI does; --config sps_safe/digits names a shipped configuration",
     "validate": "evaluate on the validation data",
     "test": "evaluate on the test data",
-    "predict": "write predictions",
+    "predict": "compute predictions, for a callback of your own to write",
 }
 _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,10 @@ def config_path(reference: str) -> Path:
         UsageError: if there is no such file, plugin or configuration.
     """
     path = Path(reference)
-    if path.exists():
+    if path.is_file():
         return path
+    if path.is_dir():
+        raise UsageError(f"--config: '{reference}' is a folder, not a file")
     if _REFERENCE.fullmatch(reference):
         plugins = manager()
         name = reference.partition("/")[0]
@@ -57,18 +59,37 @@ def load_config(path: Path) -> dict[str, Any]:
     """Read a YAML as LightningCLI does, with the short names of components written out.
 
     Raises:
-        UsageError: if it is not YAML or not a mapping; the text names the file and the line.
+        UsageError: if it is not YAML, not a mapping, or gives a key twice; the text names the file and the
+            line.
     """
     try:
-        document = get_loader("yaml")(path.read_text())
+        text = path.read_text()
+        document = get_loader("yaml")(text)
+        for name, first, second in _given_twice(yaml.compose(text, yaml.SafeLoader)):
+            raise UsageError(f"{shown(path)}:{second}: '{name}' is given twice, first in line {first}")
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UsageError(f"{shown(path)}{line}: not valid YAML: {error.problem}") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"{shown(path)}: cannot be read: {error}") from error
     if not isinstance(document, dict):
-        raise UsageError(f"{shown(path)}: expected a mapping of keys to values, got {document!r:.60}")
+        given = "an empty file" if document is None else f"{document!r:.60}"
+        raise UsageError(f"{shown(path)}: expected a mapping of keys to values, got {given}")
     return full_names(document)  # type: ignore[no-any-return]
+
+
+def _given_twice(node: yaml.Node | None) -> Iterator[tuple[str, int, int]]:
+    """The keys that a mapping has twice, of which YAML would keep the last: name, first and second line."""
+    if isinstance(node, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and lines.setdefault(key.value, line) != line:
+                yield key.value, lines[key.value], line
+            yield from _given_twice(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _given_twice(item)
 
 
 def merged(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ kept.
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
 import re
 import sys
@@ -31,6 +32,12 @@ _KINDS = {
     "optimizer": "optimizer",
     "lr_scheduler": "lr_scheduler",
     "trainer.callbacks": "callback",
+}
+_HOMES = {
+    "optimizer": "torch.optim",
+    "lr_scheduler": "torch.optim.lr_scheduler",
+    "trainer.callbacks": "lightning.pytorch.callbacks",
+    "trainer.logger": "lightning.pytorch.loggers",
 }
 
 
@@ -60,20 +67,22 @@ class Sources:
         files: configuration files, the last one winning.
         arguments: the command line, which wins over the files.
         document: a whole configuration given as a mapping, which may replace values of the files.
+        directory: the working directory; jsonargparse enters that of each file while it reads it.
     """
 
     files: list[Path] = field(default_factory=list)
     arguments: list[str] = field(default_factory=list)
     document: Mapping[str, Any] | None = None
+    directory: Path = field(default_factory=Path.cwd)
 
     def place(self, keys: Sequence[str]) -> Place:
         """Find a value from the keys that lead to it, outermost first; levels between may be left out."""
         parts = [part for key in keys for part in key.split(".") if part]
-        found = [_find(node, parts, path) for path, node in self._documents()]
+        found = [_find(node, parts, self.shown(path)) for path, node in self._documents()]
         in_file = next((place for place in found if place), None)
         if in_file is None and self.document is not None:
             root = yaml.compose(yaml.safe_dump(self.document), yaml.SafeLoader)
-            if root and (place := _find(root, parts, None)):
+            if root and (place := _find(root, parts, "")):
                 return place
         for argument in self.arguments:
             option = argument.partition("=")[0]
@@ -82,7 +91,13 @@ class Sources:
                 return Place(
                     "", option.rstrip("+"), in_file.class_path if in_file else self._class_at(parts[:-1])
                 )
+        if in_file is None and parts[-1:] == ["class_path"]:  # a class may be named without that key
+            return self.place(parts[:-1])
         return in_file or Place("", ".".join(parts))
+
+    def shown(self, path: Path) -> str:
+        """A file as the user named it."""
+        return shown(path, self.directory)
 
     def _class_at(self, parts: Sequence[str]) -> str:
         """The class that is named at a key."""
@@ -99,7 +114,7 @@ class Sources:
     def _documents(self) -> Iterator[tuple[Path, yaml.Node]]:
         for path in reversed(self.files):
             try:
-                node = yaml.compose(path.read_text(), yaml.SafeLoader)
+                node = yaml.compose((self.directory / path).read_text(), yaml.SafeLoader)
             except (OSError, UnicodeDecodeError, yaml.YAMLError):
                 continue
             if node is not None:
@@ -147,17 +162,14 @@ def constructor_error(error: BaseException, config: Mapping[str, Any], sources: 
     for constructed in _under_construction(error):
         for key, class_path, arguments in named:
             if _is(class_path, constructed):
-                guilty = [name for name in arguments if _has_word(text, name)] or [
-                    name for name, value in arguments.items() if _has_word(text, str(value))
-                ]
-                place = sources.place([*key, *guilty] if len(guilty) == 1 else key)
+                place = sources.place([*key, *_guilty(text, arguments)])
                 return UsageError(f"{place}{class_path}: {text}")
-    return UsageError(f"{sources.place(['trainer'])}{text}")
+    return UsageError(f"{sources.place(['trainer', *_guilty(text, config.get('trainer') or {})])}{text}")
 
 
 def _meaning(text: str, keys: list[str], sources: Sources, names: Sequence[str], *, around: str) -> str:
     """One line for a text that is understood, else nothing; the text around it may tell further types."""
-    file = shown(sources.files[-1]) if sources.files else "--config"
+    file = sources.shown(sources.files[-1]) if sources.files else "--config"
     if found := re.search(r"Group '([^']+)' does not accept option '([^']+)'", text):
         return _unknown_key([f"{found[1]}.{found[2]}"], sources, names)
     if found := re.search(r"[Oo]ption '([^']+)'(?: is not accepted|$)", text):
@@ -165,6 +177,8 @@ def _meaning(text: str, keys: list[str], sources: Sources, names: Sequence[str],
     if found := re.search(r"[Kk]ey [\"']([\w.]+)[\"'] (?:is not expected|to check)", text):
         return _unknown_key([*keys, found[1]], sources, names)
     if found := re.search(r"unrecognized arguments: ([^\s=]+)", text):
+        if Path(found[1]).is_file():
+            return f"unknown argument '{found[1]}'; did you mean '--config {found[1]}'?"
         return f"unknown argument '{found[1]}'{_near(found[1], [f'--{name}' for name in names])}"
     if found := re.search(r"Expected a dot import path string: (\S+)", text):
         return f"{sources.place([*keys, 'class_path'])}{_unknown_component(found[1], keys)}"
@@ -181,8 +195,13 @@ def _meaning(text: str, keys: list[str], sources: Sources, names: Sequence[str],
         return f"{sources.place(keys)}expected the class_path of a {found[1]}, got {found[2]:.80}"
     if found := re.search(r"Given value: (.*)|Got value: (.*)", text):
         value = found[1] or found[2]
-        types = _types(around if f"Given value: {value}" in around else text)
-        return f"{sources.place(keys)}expected {types}, got '{value:.80}'"
+        whole = around if f"Given value: {value}" in around else text
+        if f"Expected a dot import path string: {value}\n" in whole:
+            return f"{sources.place([*keys, 'class_path'])}{_unknown_component(value, keys)}"
+        if reason := _import_error(value, sources):
+            return f"{sources.place([*keys, 'class_path'])}{reason}"
+        types, choices = _types(whole)
+        return f"{sources.place(keys)}expected {types}, got '{value:.80}'{_near(value, choices)}"
     if lines := re.findall(r'in "<[^>]+>", line (\d+)', text):
         reason = [line for line in text.splitlines() if " line " not in line][-1].strip()
         return f"{file}:{lines[-1]}: not valid YAML: {reason}"
@@ -192,10 +211,14 @@ def _meaning(text: str, keys: list[str], sources: Sources, names: Sequence[str],
 
 
 def _unknown_component(name: str, keys: Sequence[str]) -> str:
-    kind = _KINDS.get(keys[0] if len(keys) == 1 else "")
+    key = keys[0] if len(keys) == 1 else ""
+    kind = _KINDS.get(key)
     components = [item.name for _, item in manager().components() if kind in (None, item.kind)]
-    error = str(unknown("component", name, components))
-    return error if error.endswith("?") else f"{error}; a class of your own needs its module, 'module.{name}'"
+    if near := _near(
+        name, [*components, *(dir(importlib.import_module(_HOMES[key])) if key in _HOMES else ())]
+    ):
+        return f"unknown component '{name}'{near}"
+    return f"{unknown('component', name, components)}; a class of your own needs its module, 'module.{name}'"
 
 
 def _unknown_key(keys: list[str], sources: Sources, names: Sequence[str]) -> str:
@@ -226,13 +249,43 @@ def _module_names(path: str) -> tuple[str, list[str]]:
     return name, dir(sys.modules[module]) if module in sys.modules else []
 
 
-def _types(text: str) -> str:
+def _import_error(value: str, sources: Sources) -> str:
+    """Why a class that a value names, alone or by ``class_path``, cannot be imported; empty if all can."""
+    for path in re.findall(r"'class_path': '([\w.]+)'", value) or [value]:
+        module = path.rpartition(".")[0]
+        if not module or not all(part.isidentifier() for part in path.split(".")):
+            continue
+        try:
+            load_object(path)
+        except LeydenError as error:
+            return f"{error}{_raised_in(error.__cause__, sources)}"
+    return ""
+
+
+def _raised_in(error: BaseException | None, sources: Sources) -> str:
+    """The file and the line of the user's code that raised an error."""
+    trace = error.__traceback__ if error else None
+    place = ""
+    while trace is not None:
+        file = Path(trace.tb_frame.f_code.co_filename)
+        if file.is_relative_to(sources.directory):
+            place = f" ({sources.shown(file)}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    return place
+
+
+def _types(text: str) -> tuple[str, list[str]]:
+    """The types that a text names, in words, and the single values that it allows."""
     words = {"NoneType": "null", "str": "a string", "bool": "true or false", "int": "an integer"}
     words |= {"float": "a number", "dict": "a mapping", "list": "a list"}
     subtypes = re.search(r"^\s*Subtypes: \[(.*)\]", text, re.MULTILINE)
-    types = re.findall(r"<class '([\w.]+)'>", subtypes[1] if subtypes else text)
-    names = [name.rpartition(".")[2] for name in dict.fromkeys(types)]
-    return " or ".join(words.get(name, name) for name in names) or "something else"
+    whole = subtypes[1] if subtypes else text
+    found = re.findall(r"<class '([\w.]+)'>|(list)\[|Literal\[([^\]]*)\]", whole)
+    choices = [choice.strip("' ") for *_, literals in found for choice in literals.split(",") if choice]
+    choices = list(dict.fromkeys(choices))
+    types = dict.fromkeys((type_ or list_).rpartition(".")[2] for type_, list_, _ in found if type_ or list_)
+    names = [*(f"'{choice}'" for choice in choices), *(words.get(name, name) for name in types)]
+    return " or ".join(names) or "something else", choices
 
 
 def _leads_to(names: Sequence[str], parts: Sequence[str]) -> bool:
@@ -242,7 +295,7 @@ def _leads_to(names: Sequence[str], parts: Sequence[str]) -> bool:
     return last and all(part in rest for part in parts if part != "class_path")
 
 
-def _find(root: yaml.Node, parts: Sequence[str], path: Path | None) -> Place | None:
+def _find(root: yaml.Node, parts: Sequence[str], file: str) -> Place | None:
     """Find a value in a YAML document, and the class that has it among its ``init_args``."""
     found = _descend(root, parts)
     if found is None or not found[0]:
@@ -252,7 +305,7 @@ def _find(root: yaml.Node, parts: Sequence[str], path: Path | None) -> Place | N
     if len(owners) > 1 and len(key) > 1 and key[-2] == "init_args":
         named = _child(owners[-2], "class_path")
         class_path = str(named.value) if named else ""
-    return Place(f"{shown(path)}:{line}: " if path else "", ".".join(map(str, key)), class_path)
+    return Place(f"{file}:{line}: " if file else "", ".".join(map(str, key)), class_path)
 
 
 def _descend(root: yaml.Node, parts: Sequence[str]) -> tuple[Key, yaml.Node, int, list[yaml.Node]] | None:
@@ -298,6 +351,14 @@ def _classes(config: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
     elif isinstance(config, list):
         for item in config:
             yield from _classes(item, key)
+
+
+def _guilty(text: str, arguments: Mapping[str, Any]) -> list[str]:
+    """The argument that a text speaks of, by its name or else by its value; none if it is not clear."""
+    guilty = [name for name in arguments if _has_word(text, name)] or [
+        name for name, value in arguments.items() if _has_word(text, str(value))
+    ]
+    return guilty if len(guilty) == 1 else []
 
 
 def _has_word(text: str, word: str) -> bool:

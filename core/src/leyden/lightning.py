@@ -11,6 +11,7 @@ import uuid
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from leyden.configuration import (
     load_config,
     merged,
 )
-from leyden.errors import one_line
+from leyden.errors import UsageError, hint, one_line
 from leyden.explain import Sources, constructor_error, parser_error
 from leyden.finite import FiniteLoss
 from leyden.manager import load_object, manager, warn_once
@@ -103,6 +104,11 @@ class LeydenCLI(LightningCLI):
         parser = super().init_parser(**kwargs)
         if isinstance(parser, _Parser):
             parser.sources = self.sources
+            # Not by overriding `add_argument`: jsonargparse then makes classes with which a parser, and so a
+            # Trainer whose processes are spawned, cannot be pickled.
+            for action in parser._actions:
+                if type(action) is ActionConfigFile:
+                    action.__class__ = _ConfigFile
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -113,6 +119,21 @@ class LeydenCLI(LightningCLI):
             return
         self.sources.arguments[:] = sys.argv[1:] if args is None else args
         self.config = parser.parse_args(full_names_in_arguments(self.sources.arguments))
+
+    def _set_seed(self) -> None:
+        """Seed everything; a seed out of range is an error that names its key."""
+        try:
+            super()._set_seed()
+        except ValueError as error:
+            raise UsageError(f"{self.sources.place(['seed_everything'])}{error}") from error
+
+    def _parse_ckpt_path(self) -> None:
+        """Take the model's arguments from the checkpoint, after a look at what is given as one."""
+        config = self.config.get(str(self.config.get("subcommand")), self.config)
+        reference = config.get("ckpt_path")
+        if reference is not None and (wrong := _wrong_checkpoint(str(reference))):
+            raise UsageError(f"{self.sources.place(['ckpt_path'])}{wrong}")
+        super()._parse_ckpt_path()
 
     def instantiate_classes(self) -> None:
         """Make the objects; what a constructor refuses is an error that names its key."""
@@ -133,8 +154,22 @@ class LeydenCLI(LightningCLI):
         interval = getattr(lightning_module, "interval", "epoch")
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": lr_scheduler, "interval": interval}}
 
+    def _add_configure_optimizers_method_to_model(self, subcommand: str | None) -> None:
+        """Attach what makes the optimizer, so that it is still there in a spawned process."""
+        super()._add_configure_optimizers_method_to_model(subcommand)
+        method = vars(self.model).get("configure_optimizers")
+        if isinstance(made := getattr(method, "__func__", None), partial):
+            # a bound method is pickled by its name, which in the copy means the class's own
+            self.model.configure_optimizers = partial(made.func, self.model, **made.keywords)
+
     def _run_subcommand(self, subcommand: str) -> None:
         """Run the subcommand between the plugins' hooks."""
+        if subcommand == "fit" and not is_overridden("configure_optimizers", self.model):
+            name = type(self.model).__name__
+            raise UsageError(
+                f"{name} has no optimizer: write `optimizer:` in the configuration, give --optimizer NAME, "
+                f"or let {name} have configure_optimizers"
+            )
         with self._announced(subcommand), _ctrl_c_kept():
             super()._run_subcommand(subcommand)
 
@@ -256,6 +291,7 @@ class _ConfigFile(ActionConfigFile):
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         if not values.lstrip().startswith(("{", "[")) and "\n" not in values:
             path = config_path(values)
+            load_config(path)  # what is wrong with the file itself is told here, in the words of all errors
             parser.sources.files.append(path)
             values = str(path)
         super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]
@@ -265,11 +301,6 @@ class _Parser(LightningArgumentParser):
     """A parser that answers wrong input with one line."""
 
     sources: Sources
-
-    def add_argument(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("action") is ActionConfigFile:
-            kwargs["action"] = _ConfigFile
-        return super().add_argument(*args, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         if not self.exit_on_error:  # a parser of a nested class; its error is one of several tries
@@ -325,6 +356,22 @@ def _ctrl_c_kept() -> Iterator[None]:
             raise
         signal.signal(signal.SIGINT, handler)
         raise KeyboardInterrupt from None
+
+
+def _wrong_checkpoint(reference: str) -> str:
+    """What is wrong with a file given as ``ckpt_path``; empty if nothing is, or Lightning must find it."""
+    if reference in ("best", "last", "hpc") or ":" in reference:
+        return ""
+    path = Path(reference)
+    if path.is_dir():
+        return ""  # sharded
+    if not path.is_file():
+        siblings = [str(path.with_name(other.name)) for other in path.parent.glob("*.ckpt")]
+        return f"there is no file '{reference}'" + (f"; {hint(reference, siblings)}" if siblings else "")
+    with path.open("rb") as file:
+        return (
+            "" if file.read(2) in (b"PK", b"\x80\x02") else f"'{reference}' is not a checkpoint of Lightning"
+        )
 
 
 def _has_test_data(model: LightningModule, datamodule: LightningDataModule | None) -> bool:

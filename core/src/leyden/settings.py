@@ -274,9 +274,15 @@ def _place(path: Path | None, line: int | None = None) -> str:
     return name if line is None else f"{name}:{line}"
 
 
-def shown(path: Path) -> str:
-    """A path as a person reads it: relative to the working directory where it lies under it."""
+def shown(path: Path, directory: Path | None = None) -> str:
+    """A path as a person reads it: relative to the working directory where it lies under it.
+
+    Args:
+        path: the path.
+        directory: the working directory, where another one is entered for the moment.
+    """
     try:
-        return os.fspath(path.absolute().relative_to(Path.cwd()))
+        here = Path.cwd() if directory is None else directory
+        return os.fspath((here / path).relative_to(here))
     except (ValueError, OSError):
         return os.fspath(path)
