@@ -16,7 +16,9 @@ import lightning.pytorch  # noqa: F401 - its log goes to the standard error of n
 import pytest
 from leyden import manager
 from leyden.cli import main
+from leyden.listing import show_plugin
 from plugin_maker import make_plugin
+from rich.console import Console
 
 Install = Callable[..., str]
 HEAD = "from leyden.hookspecs import hookimpl\nfrom leyden.model import *\nLEYDEN_API = 1\n"
@@ -405,6 +407,23 @@ def test_a_read_only_working_directory_is_told_in_one_line(
             f"wrong working directory {folder} cannot be written: Read-only file system"
             in capsys.readouterr().out
         )
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_closed_output_is_no_error(
+    closed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, closed, None)
+    assert main(["plugins"]) == 0
+    assert main(["plugins", "show", "nothing"]) == 2
+    out, err = capsys.readouterr()
+    assert ("sps_safe" in out, "unknown plugin" in err) == (closed == "stderr", closed == "stdout")
+
+
+def test_names_stay_whole_in_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    show_plugin(Console(width=60), manager.manager(), manager.manager().plugin("sps_safe"))
+    out = capsys.readouterr().out
+    assert all(component.path in out for component in manager.manager().plugin("sps_safe").components)
 
 
 def test_a_reader_that_has_enough_is_no_error(project: Path) -> None:

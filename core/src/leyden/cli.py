@@ -36,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0, 1 where something failed, 2 where the input is wrong, 130 after Ctrl-C, 143 after
         SIGTERM.
     """
+    _open_standard_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     given = [argument for argument in given if argument != "--debug"]
@@ -58,6 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         place = error.filename or Path.cwd()
         return _report(f"cannot write {place}: {error.strerror}", 1, debug)
+
+
+def _open_standard_streams() -> None:
+    """Where the caller closed an output (``>&-``), what is written to it goes nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))
 
 
 def _run(arguments: list[str]) -> int:

@@ -15,6 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from leyden.claims import SCALES, Claim
+from leyden.formatting import count
 from leyden.manager import Manager, Plugin
 from leyden.model import Component
 
@@ -66,7 +67,7 @@ def show_plugin(console: Console, manager: Manager, plugin: Plugin) -> None:
         ]
         _section(console, "Paper", "\n".join(filter(None, lines)))
     if plugin.components:
-        table = Table(box=None, show_header=False, pad_edge=False)
+        table = _grid(names=2)
         for component in plugin.components:
             table.add_row(
                 f"[dim]{component.kind}[/dim]", f"[bold]{component.path}[/bold]", escape(component.summary)
@@ -74,7 +75,7 @@ def show_plugin(console: Console, manager: Manager, plugin: Plugin) -> None:
         _section(console, "Components", table)
     if plugin.option_specs:
         values = manager.options(plugin.name)
-        table = Table(box=None, show_header=False, pad_edge=False)
+        table = _grid(names=1)
         for option in plugin.option_specs:
             table.add_row(f"[bold]{option.name}[/bold] = {values[option.name]!r}", escape(option.summary))
         _section(console, "Options, in plugins.toml", table)
@@ -82,7 +83,7 @@ def show_plugin(console: Console, manager: Manager, plugin: Plugin) -> None:
         _section(console, "Configurations", "\n".join(f"{plugin.name}/{name}" for name in plugin.configs))
     claims = [claim for owner, claim in manager.claims() if owner is plugin]
     if claims:
-        table = Table(box=None, show_header=False, pad_edge=False)
+        table = _grid(names=1)
         for claim in claims:
             table.add_row(f"[bold]{plugin.name}/{claim.name}[/bold]", escape(claim.title))
         _section(console, "Claims", table)
@@ -144,13 +145,22 @@ def three_lines(component: Component) -> str:
 def _brings(plugin: Plugin) -> str:
     counts = Counter(component.kind.replace("_", " ") for component in plugin.components)
     counts |= Counter({"configuration": len(plugin.configs), "claim": len(plugin.claims)})
-    return ", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in counts.items() if count)
+    return ", ".join(count(amount, kind) for kind, amount in counts.items() if amount)
 
 
 def _minutes(claim: type[Claim], scale: str) -> str:
     minutes = claim.minutes[scale]
     time = f"{minutes:g} min" if minutes >= 1 else f"{60 * minutes:.0f} s"
-    return f"{scale} {time} with {claim.seeds[scale]} seeds" if scale in claim.seeds else f"{scale} {time}"
+    seeds = f" with {count(claim.seeds[scale], 'seed')}" if scale in claim.seeds else ""
+    return f"{scale} {time}{seeds}"
+
+
+def _grid(*, names: int) -> Table:
+    """A table without lines; its first columns hold names, which stay whole in a narrow terminal."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for _ in range(names):
+        table.add_column(no_wrap=True, overflow="fold")
+    return table
 
 
 def _section(console: Console, heading: str, content: str | Table) -> None:
