@@ -21,7 +21,7 @@ CHECKED = {
         "resolve_safeguard",
         "nonfinite",
         "squared_norm",
-        "displacement_product",
+        "norm_and_product",
         "descend_",
         "approach_",
         "scale_",
@@ -169,21 +169,33 @@ def test_squared_norm_of_many_numbers_is_accurate_in_single_precision() -> None:
 
 
 @pytest.mark.usefixtures("_ways")
-def test_displacement_product_is_that_of_the_differences() -> None:
+def test_the_product_is_that_of_the_gradient_with_the_difference() -> None:
     gradients, starts = every_kind(0), every_kind(1)
     ends = [tensor.float() + 1 if tensor.dtype.itemsize == 2 else tensor + 1 for tensor in starts]
     pairs = zip(gradients, ends, starts, strict=True)
     reference = sum(float((g.double() * (e.double() - s.double())).sum()) for g, e, s in pairs)
-    found = CHECKED["displacement_product"](gradients, ends, starts)
-    assert float(found) == pytest.approx(reference, rel=1e-4)
+    norm, product = CHECKED["norm_and_product"](gradients, ends, starts)
+    assert float(product) == pytest.approx(reference, rel=1e-4)
+    assert float(norm) == pytest.approx(float(polyak.squared_norm(gradients)), rel=1e-6)
 
 
-def test_displacement_product_does_not_cancel() -> None:
+@pytest.mark.usefixtures("_ways")
+def test_a_tensor_larger_than_a_piece_is_summed_whole() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shape = (2 * polyak._PIECE + 17,)
+    gradient, end, start = (torch.randn(shape, generator=generator) for _ in range(3))
+    norm, product = polyak.norm_and_product([gradient], [end], [start])
+    assert float(norm) == pytest.approx(float(gradient.double().square().sum()), rel=1e-5)
+    exact = float(gradient.double() @ (end.double() - start.double()))
+    assert float(product) == pytest.approx(exact, rel=1e-4, abs=0.05)
+
+
+def test_the_product_does_not_cancel() -> None:
     generator = torch.Generator().manual_seed(0)
     start, gradient = (torch.randn(10_000, generator=generator) for _ in range(2))
     end = start + 1e-3 * torch.randn(10_000, generator=generator)
     exact = float(gradient.double() @ (end.double() - start.double()))
-    assert float(polyak.displacement_product([gradient], [end], [start])) == pytest.approx(exact, rel=1e-4)
+    assert float(polyak.norm_and_product([gradient], [end], [start])[1]) == pytest.approx(exact, rel=1e-4)
     assert abs(float(gradient @ end - gradient @ start) - exact) > 1e-4 * abs(exact)
 
 

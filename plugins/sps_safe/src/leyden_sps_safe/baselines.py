@@ -21,7 +21,7 @@ from leyden_sps_safe.ima_sps_safe import (
     check_averaging,
     counted,
     create_targets,
-    norm_and_product,
+    sums,
 )
 from leyden_sps_safe.loss_aware import LossAwareOptimizer, Share, Taken, as_number, check_number
 from leyden_sps_safe.polyak import nonfinite
@@ -233,7 +233,7 @@ class IMASPS(LossAwareOptimizer):
         create_targets(self.state, shares)
 
     def _measure(self, share: Share) -> Tensor:
-        return norm_and_product(self.state, share)
+        return sums(self.state, share)
 
     def _advance(self, shares: list[Share], loss: Tensor | None, sums: Tensor) -> Taken:
         assert loss is not None

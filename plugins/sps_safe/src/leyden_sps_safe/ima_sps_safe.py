@@ -13,9 +13,9 @@ from leyden_sps_safe.loss_aware import LossAwareOptimizer, Share, Taken, check_n
 from leyden_sps_safe.polyak import (
     approach_,
     descend_,
-    displacement_product,
     momentum_step_size,
     nonfinite,
+    norm_and_product,
     scale_,
     squared_norm,
 )
@@ -90,7 +90,7 @@ class IMASPSSafe(LossAwareOptimizer):
 
     def _measure(self, share: Share) -> Tensor:
         if self.param_groups[0]["lambd"] != 0:
-            return norm_and_product(self.state, share)
+            return sums(self.state, share)
         norm = squared_norm(share.gradients)
         return torch.stack([norm, torch.zeros_like(norm)])
 
@@ -121,10 +121,9 @@ def create_targets(state: MutableMapping[Tensor, Any], shares: list[Share]) -> N
                 state[owner]["z"] = owner.detach().to(precise, copy=True)
 
 
-def norm_and_product(state: Mapping[Tensor, Any], share: Share) -> Tensor:
+def sums(state: Mapping[Tensor, Any], share: Share) -> Tensor:
     """The squared norm of g and ⟨g, z - x⟩ over a share, as a vector of two."""
-    product = displacement_product(share.gradients, _targets(state, share), share.parameters)
-    return torch.stack([squared_norm(share.gradients), product])
+    return norm_and_product(share.gradients, _targets(state, share), share.parameters)
 
 
 def average(

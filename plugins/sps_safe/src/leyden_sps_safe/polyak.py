@@ -15,7 +15,7 @@ happen is switched off by a tensor as well, so that not even a gradient full of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from jaxtyping import Float
@@ -32,6 +32,7 @@ _FUSED = {("cpu", torch.float32), ("cpu", torch.float64), ("cuda", torch.float32
 # Where one dot product a tensor is better than torch's norms of a list: on the CPU it is faster, and more
 # accurate, since those add one square after another.
 _DOTS = {"cpu"}
+_PIECE = 65536
 
 
 def polyak_step_size(
@@ -197,8 +198,8 @@ def squared_norm(tensors: Tensors) -> Scalar:
     return _sum_over_devices(_squared_norm, tensors)
 
 
-def displacement_product(gradients: Tensors, ends: Tensors, starts: Tensors) -> Scalar:
-    """The inner product ⟨g, z - x⟩ over all tensors.
+def norm_and_product(gradients: Tensors, ends: Tensors, starts: Tensors) -> Float[Tensor, " sums"]:
+    """The squared norm of g, and its inner product with z - x, over all tensors, in one pass over them.
 
     The difference is formed first: ⟨g, z⟩ - ⟨g, x⟩ would cancel, since z - x is small beside both.
 
@@ -208,16 +209,16 @@ def displacement_product(gradients: Tensors, ends: Tensors, starts: Tensors) -> 
         starts: x, of the same shapes.
 
     Returns:
-        The sum of all products, on the device and of the type that `squared_norm` gives.
+        ‖g‖² and ⟨g, z - x⟩ as a vector, on the device and of the type that `squared_norm` gives.
 
     Raises:
         ValueError: if there is no tensor.
 
     >>> x, z = torch.tensor([1.0, 0.0]), torch.tensor([3.0, 3.0])
-    >>> displacement_product([torch.tensor([1.0, 2.0])], [z], [x])
-    tensor(8.)
+    >>> norm_and_product([torch.tensor([1.0, 2.0])], [z], [x])
+    tensor([5., 8.])
     """
-    return _sum_over_devices(_displacement_product, gradients, ends, starts)
+    return _sum_over_devices(_norm_and_product, gradients, ends, starts)
 
 
 def descend_(
@@ -321,17 +322,29 @@ def _squared_norm(tensors: Tensors) -> Tensor:
     return torch.stack(torch._foreach_norm([_at_least_single(tensor) for tensor in tensors])).square().sum()
 
 
-def _displacement_product(gradients: Tensors, ends: Tensors, starts: Tensors) -> Tensor:
+def _norm_and_product(gradients: Tensors, ends: Tensors, starts: Tensors) -> Tensor:
     if gradients[0].device.type in _DOTS:
-        differences = [_at_least_single(end - start) for end, start in zip(ends, starts, strict=True)]
-        products = [
-            torch.dot(difference.reshape(-1), gradient.to(difference.dtype).reshape(-1))
-            for difference, gradient in zip(differences, gradients, strict=True)
-        ]
-        return products[0] if len(products) == 1 else torch.stack(products).sum()
-    products = [_at_least_single(difference) for difference in torch._foreach_sub(list(ends), list(starts))]
-    torch._foreach_mul_(products, [_at_least_single(gradient) for gradient in gradients])
-    return torch.cat([product.reshape(-1) for product in products]).sum()
+        squares, products = [], []
+        for gradient, end, start in zip(gradients, ends, starts, strict=True):
+            for g, difference in _with_differences(gradient, end, start):
+                squares.append(torch.dot(g, g))
+                products.append(torch.dot(g, difference))
+        return torch.stack(squares + products).reshape(2, -1).sum(dim=1)
+    singles = [_at_least_single(gradient) for gradient in gradients]
+    terms = [_at_least_single(difference) for difference in torch._foreach_sub(list(ends), list(starts))]
+    torch._foreach_mul_(terms, singles)
+    product = torch.cat([term.reshape(-1) for term in terms]).sum()
+    return torch.stack([_squared_norm(singles), product])
+
+
+def _with_differences(gradient: Tensor, end: Tensor, start: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Gradient and difference, flat, in pieces that stay in the cache; each is good until the next."""
+    dtype = torch.promote_types(torch.promote_types(end.dtype, start.dtype), torch.float32)
+    # One piece of memory for all: fresh memory for a large difference costs more than computing it.
+    scratch = torch.empty(min(_PIECE, end.numel()), dtype=dtype)
+    pieces = (torch.split(tensor.reshape(-1), _PIECE) for tensor in (gradient, end, start))
+    for g, z, x in zip(*pieces, strict=True):
+        yield g.to(dtype), torch.sub(z, x, out=scratch[: g.numel()])
 
 
 def _at_least_single(tensor: Tensor) -> Tensor:
