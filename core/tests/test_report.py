@@ -230,6 +230,11 @@ def test_an_end_that_is_not_the_threshold_does_not_look_like_it():
     assert float(low.group(1)) > 0
 
 
+def test_an_estimate_at_the_threshold_needs_no_more_digits():
+    at = verdict(estimate=-0.01 + 1e-17, low=-0.0163826, high=-0.00361739, threshold=-0.01)
+    assert estimate_text(at) == f"{MINUS}0.0100 [{MINUS}0.0164, {MINUS}0.0036]"
+
+
 def test_each_end_of_a_ratio_has_three_digits():
     told = verdict(unit="ratio", low=0.00213, estimate=1.234, high=1234.0, threshold=1.0)
     assert estimate_text(told) == "1.23 [0.00213, 1234] ratio"
@@ -302,9 +307,44 @@ def test_the_setting_figure_shows_means_bands_choice_and_failures_at_their_place
         "SGD",
         "Plain",
         "95 % interval",
+        "one seed",
         "chosen by validation accuracy",
         "a cell failed",
     ]
+
+
+def test_a_seed_gone_astray_does_not_stretch_the_axis_past_what_was_measured():
+    values = {0.1: [0.95, 0.96, 0.97, 0.10], 0.2: [0.95, 0.96, 0.95, 0.96]}
+    rows = [
+        CellResult(
+            cell=Cell(method="SGD", seed=s, setting={"lr": lr}), status="done", measured={"acc": value}
+        )
+        for lr, seeds in values.items()
+        for s, value in enumerate(seeds)
+    ]
+    figure = setting_figure(Table(rows), "acc")
+    low, high = figure.axes[0].get_ylim()
+    assert 0 < low < 0.10
+    assert 0.97 < high < 1.03
+    shown = [line.get_ydata() for line in figure.axes[0].get_lines() if line.get_marker() == "_"]
+    assert sorted(y for ys in shown for y in ys) == sorted(y for ys in values.values() for y in ys)
+
+
+@pytest.mark.parametrize("methods", [5, 6, 7, 8])
+def test_a_legend_stays_within_its_figure(methods: int):
+    rows = [
+        CellResult(
+            cell=Cell(method=f"Method{n}", seed=s, setting={"lr": lr}), status="done", measured={"acc": s / 9}
+        )
+        for n in range(methods)
+        for lr in (0.1, 1.0)
+        for s in (0, 1)
+    ]
+    table = Table(rows)
+    tuned = {"Method0": best(table, "Method0", "acc")}
+    figure = setting_figure(table, "acc", selections=tuned)
+    png(figure)
+    assert figure.legends[0].get_window_extent().x1 <= figure.bbox.x1
 
 
 def test_the_methods_figure_has_the_best_on_top_and_names_its_numbers_for_those_who_cannot_see_it():

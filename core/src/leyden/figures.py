@@ -183,25 +183,37 @@ def setting_figure(
     )
     look, tuned = styles(table.methods), selections or {}
     failed = ringed = False
+    values: list[float] = []
     for ax, key in zip(axes, keys, strict=False):
         for method in keys[key]:
             profile = _profile(best(table, method, metric, mode), key, tuned.get(method))
             _draw_profile(ax, profile, look[method], tuned.get(method))
+            for x, point in profile:
+                seeds = _finite(table.by_seed(point.arm, metric))
+                values += seeds
+                _draw_seeds(ax, x, seeds, look[method])
             failed = failed or any(point.lost for _, point in profile)
             ringed = ringed or method in tuned
         _scale_x(ax, [x for method in keys[key] for x in _places(table.arms(method), key)])
         ax.set_xlabel(key)
+    for method in level:
+        values += _finite(table.by_seed(table.arms(method)[0], metric))
     for column, ax in enumerate(axes):
         for method in level:
             _draw_level(ax, interval(_finite(table.by_seed(table.arms(method)[0], metric))), look[method])
         if log_y:
             ax.set_yscale("log")
             ax.yaxis.set_major_formatter(_decade)
+        elif len(set(values)) > 1:
+            # one seed gone astray must not make a band that dwarfs everything measured
+            margin = 0.06 * (max(values) - min(values))
+            ax.set_ylim(min(values) - margin, max(values) + margin)
         ax.set_ylabel(axis_label(metric, unit))
         ax.yaxis.label.set_visible(column == 0)
     marks = {}
     if any(math.isfinite(interval(_finite(table.by_seed(arm, metric))).low) for arm in table.arms()):
         marks["95 % interval"] = "band"
+        marks["one seed"] = "seed"
     if ringed:
         marks["chosen by " + words(next(iter(tuned.values())).metric)] = "ring"
     if failed:
@@ -339,6 +351,7 @@ def _legend(
         "band": Patch(facecolor=MUTED, alpha=0.2, lw=0),
         "ring": Line2D([], [], color=MUTED, ls="", marker="o", ms=12, mfc="none", mew=1.5),
         "cross": Line2D([], [], color=MUTED, ls="", **_CROSS),
+        "seed": Line2D([], [], color=MUTED, ls="", marker="_", ms=7, mew=1.2, alpha=0.6),
     }
     handles += [signs[kind] for kind in (marks or {}).values()]
     if handles:
@@ -356,9 +369,10 @@ def place_legend(figure: Figure, handles: Sequence[Any], names: Sequence[str]) -
 
 
 def _legend_width(names: Sequence[str], columns: int) -> float:
-    """Width in inches of a legend, which is filled column by column."""
-    rows = math.ceil(len(names) / columns)
-    filled = [names[start : start + rows] for start in range(0, len(names), rows)]
+    """Width in inches of a legend; matplotlib gives the first columns what does not divide evenly."""
+    rows, longer = divmod(len(names), columns)
+    ends = [(column + 1) * rows + min(column + 1, longer) for column in range(columns)]
+    filled = [names[start:end] for start, end in zip([0, *ends], ends, strict=False)]
     return sum(max(map(len, column)) * 0.078 + 0.8 for column in filled)
 
 
@@ -413,6 +427,12 @@ def _draw_profile(
         elif selection is not None and point.arm == selection.arm:
             ax.plot(x, point.interval.mean, marker="o", ms=14, mfc="none", mec=style.color, mew=1.5, zorder=4,
                     clip_on=False)  # fmt: skip
+
+
+def _draw_seeds(ax: Axes, x: float, seeds: Sequence[float], style: Style) -> None:
+    ax.plot(
+        [x] * len(seeds), seeds, ls="", marker="_", ms=7, mew=1.2, color=style.color, alpha=0.45, zorder=2
+    )
 
 
 def _bands(runs: Sequence[Sequence[float]], log: bool) -> tuple[list[float], list[float], list[float]]:
@@ -503,6 +523,8 @@ def _limits(rows: Sequence[Sequence[float]]) -> tuple[float, float]:
     ends = [end for row in rows for end in interval(row)[1:] if math.isfinite(end)]
     low = max(min([*values, *ends]), min(values) - span)
     high = min(max([*values, *ends]), max(values) + span)
+    if low == high:
+        return low - span, high + span
     return low - 0.06 * (high - low), high + 0.06 * (high - low)
 
 

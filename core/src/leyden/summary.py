@@ -277,9 +277,10 @@ def estimate_text(verdict: Verdict) -> str:
         return f"{middle} [{low}, {high}]{unit}"
     decimals = decimals_for((verdict.high - verdict.low) / 2)
     if decimals is not None:
-        gaps = [abs(end - verdict.threshold) for end in ends if end != verdict.threshold]
-        # an end that is not the threshold must not look like it
-        while decimals < 8 and min(gaps, default=math.inf) < 0.5 * 10**-decimals:
+        # an end that decides must not look like the threshold that it is beside
+        gaps = [abs(end - verdict.threshold) for end in (verdict.low, verdict.high)]
+        nearest = min((gap for gap in gaps if gap > 1e-9 * abs(verdict.threshold)), default=math.inf)
+        while decimals < 8 and nearest < 0.5 * 10**-decimals:
             decimals += 1
     return interval_text(*ends, sign=True, decimals=decimals) + unit
 
