@@ -150,7 +150,7 @@ def test_claims_tell_what_the_paper_says_and_the_last_verdict_here(
     assert main(["claims"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert (
-        "one/faster Stepper is faster (Section 5) takes smoke 6 s with 1 seeds, laptop 2 min with 3 seeds"
+        "one/faster Stepper is faster (Section 5) takes smoke 6 s with 1 seed, laptop 2 min with 3 seeds"
         in out
     )
     assert "not run here Stepper is faster than SGD. the paper says: twice as fast" in out

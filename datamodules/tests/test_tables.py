@@ -108,6 +108,7 @@ def test_features_and_classes_are_known_before_a_model_is_built() -> None:
         ),
         ({"label_noise": 1.5}, "label_noise: expected a number of at least 0 and at most 1, got 1.5"),
         ({"label_noise": float("nan")}, "label_noise: expected"),
+        ({"label_noise": "much"}, "label_noise: expected a number of at least 0 and at most 1, got 'much'"),
         ({"subset": 1001}, "subset: expected at most train_size=1000, got 1001"),
         ({"classes": [1, 1]}, "classes: expected at least two different classes"),
     ],

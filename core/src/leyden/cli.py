@@ -65,7 +65,7 @@ def _open_standard_streams() -> None:
     """Where the caller closed an output (``>&-``), what is written to it goes nowhere."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w"))
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - for the whole process
 
 
 def _run(arguments: list[str]) -> int:

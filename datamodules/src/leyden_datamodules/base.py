@@ -146,6 +146,6 @@ def _bytes(rows: Tensor) -> bytes:
 
 def check_share(name: str, value: float, *, below: float = math.inf, most: float = math.inf) -> None:
     """Raise a ValueError that names the argument unless ``0 <= value < below`` and ``value <= most``."""
-    if not (0 <= value < below and value <= most):
+    if not isinstance(value, int | float) or not (0 <= value < below and value <= most):
         limit = f"at most {most:g}" if most < math.inf else f"less than {below:g}"
         raise ValueError(f"{name}: expected a number of at least 0 and {limit}, got {value!r}")
