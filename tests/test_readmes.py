@@ -1,7 +1,8 @@
-"""Every Python block of a README runs as it stands, in an empty working directory."""
+"""The Python blocks of a README run one after another, in an empty working directory; YAML names what exists."""
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -16,42 +17,39 @@ READMES = sorted(
 )
 
 
-def blocks(language: str) -> list[tuple[str, str]]:
-    found = []
-    for path in READMES:
-        for number, block in enumerate(
-            re.findall(rf"^```{language}\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
-        ):
-            found.append((f"{path.relative_to(ROOT)}:{number}", block))
-    return found
+def blocks(readme: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", readme.read_text(), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize(
-    ("where", "source"), blocks("python"), ids=lambda value: value if ":" in str(value)[:60] else ""
-)
-def test_python_blocks_run(where: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def name_of(readme: Path) -> str:
+    return str(readme.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("readme", [path for path in READMES if blocks(path, "python")], ids=name_of)
+def test_python_blocks_run_one_after_another(
+    readme: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    exec(compile(source, where, "exec"), {"__name__": "__main__"})
+    namespace = {"__name__": "__main__"}
+    for number, source in enumerate(blocks(readme, "python"), 1):
+        exec(compile(source, f"{name_of(readme)}, block {number}", "exec"), namespace)
 
 
-@pytest.mark.parametrize(
-    ("where", "source"), blocks("yaml"), ids=lambda value: value if ":" in str(value)[:60] else ""
-)
-def test_yaml_blocks_name_classes_that_exist(where: str, source: str) -> None:
+@pytest.mark.parametrize("readme", [path for path in READMES if blocks(path, "yaml")], ids=name_of)
+def test_yaml_blocks_name_classes_that_exist(readme: Path) -> None:
     def walk(node: object) -> None:
         if isinstance(node, dict):
             if isinstance(path := node.get("class_path"), str) and "." in path:
                 module, _, name = path.rpartition(".")
                 if module.startswith(("leyden", "torch", "lightning")):
-                    assert hasattr(__import__(module, fromlist=[name]), name), (
-                        f"{where}: {path} does not exist"
-                    )
+                    assert hasattr(importlib.import_module(module), name), f"{path} does not exist"
             for value in node.values():
                 walk(value)
         elif isinstance(node, list):
             for value in node:
                 walk(value)
 
-    document = yaml.safe_load(source)
-    assert isinstance(document, dict), f"{where} is not a mapping"
-    walk(document)
+    for source in blocks(readme, "yaml"):
+        document = yaml.safe_load(source)
+        assert isinstance(document, dict), f"not a mapping: {source}"
+        walk(document)
