@@ -1,4 +1,4 @@
-"""The Python blocks of a README run one after another, in an empty working directory; YAML names what exists."""
+"""The Python blocks of a README run in its order, in an empty working directory; YAML names what exists."""
 
 from __future__ import annotations
 
