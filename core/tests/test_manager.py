@@ -184,6 +184,18 @@ def test_a_plugin_that_is_turned_off_is_not_even_imported(install: Install) -> N
         manager.plugin("off")
 
 
+def test_dashes_in_plugins_toml_count_as_underscores(install: Install) -> None:
+    install("one_more")
+    Path("plugins.toml").write_text("[plugins.one-more]\noptions.every = 7\n")
+    found = discover()
+    assert (found.options("one_more")["every"], found.missing) == (7, [])
+    Path("plugins.toml").write_text("[plugins.one-more]\noptions.evry = 7\n")
+    with pytest.raises(UsageError, match=r"plugins\.toml:2: plugins\.one-more\.options\.evry: "):
+        discover()
+    Path("plugins.toml").write_text("[plugins.one-more]\nenabled = false\n")
+    assert not discover().plugins["one_more"].enabled
+
+
 def test_a_plugin_that_is_listed_and_not_installed_is_told_with_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,9 +228,12 @@ def test_options_are_those_of_plugins_toml_checked_against_what_the_plugin_reads
             "plugins.toml:2: plugins.one.options.evry: "
             "plugin 'one' has no such option; did you mean 'every'?",
         ),
-        ("\nevery = 'x'", "plugins.toml:3: plugins.one.options.every: expected a int, got 'x'"),
-        ("every = true", "plugins.toml:2: plugins.one.options.every: expected a int, got True"),
-        ("log = 1", "plugins.toml:2: plugins.one.options.log: expected a bool, got 1"),
+        (
+            "\nevery = 'x'",
+            "plugins.toml:3: plugins.one.options.every: expected an integer, got the string 'x'",
+        ),
+        ("every = true", "plugins.toml:2: plugins.one.options.every: expected an integer, got true"),
+        ("log = 1", "plugins.toml:2: plugins.one.options.log: expected true or false, got the number 1"),
     ):
         with pytest.raises(UsageError) as caught:
             options(text)

@@ -31,7 +31,7 @@ from leyden.model import (
     Run,
     RunResult,
 )
-from leyden.settings import FILE_NAME, PluginSettings, Settings, load_settings
+from leyden.settings import FILE_NAME, PluginSettings, Settings, describe, load_settings
 
 if TYPE_CHECKING:
     from leyden.claims import Claim
@@ -41,6 +41,7 @@ _log = logging.getLogger("leyden")
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("leyden_"))
 _Item = TypeVar("_Item")
+_TYPES_IN_WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 _warned: set[str] = set()
 
 
@@ -265,7 +266,7 @@ class Manager:
         except (Exception, SystemExit) as error:
             self._fail(plugin, f"{step}: {one_line(error)}")
             return
-        self._options[plugin.name] = _resolved(self.settings, plugin.name, options)
+        self._options[plugin.name] = _resolved(self.settings, said, options)
         self.plugins[plugin.name] = Plugin(
             name=plugin.name,
             entry_point=entry_point,
@@ -304,7 +305,7 @@ def discover(settings: Settings | None = None) -> Manager:
     for entry_point in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         by_name.setdefault(entry_point.name, []).append(entry_point)
     for name, found in by_name.items():
-        said = settings.plugins.get(name, PluginSettings(name))
+        said = _settings_of(name, settings)
         if len(found) > 1 and said.enabled:
             homes = " and ".join(
                 f"{entry.dist.name} {entry.dist.version} ({entry.module})" for entry in found if entry.dist
@@ -315,7 +316,7 @@ def discover(settings: Settings | None = None) -> Manager:
         else:
             manager._add(found[0], said)
     for name, said in settings.plugins.items():
-        if said.enabled and name not in by_name:
+        if said.enabled and said not in [_settings_of(found, settings) for found in by_name]:
             manager.missing.append(str(settings.error(("plugins", name), _how_to_install(said, by_name))))
     return manager
 
@@ -406,17 +407,25 @@ def _fits(option: Option, value: object) -> bool:
     return type(value) is option.type
 
 
-def _resolved(settings: Settings, name: str, options: tuple[Option, ...]) -> dict[str, Any]:
+def _settings_of(name: str, settings: Settings) -> PluginSettings:
+    """What plugins.toml says of a plugin; dashes count as underscores."""
+    for said in settings.plugins.values():
+        if said.name.replace("-", "_") == name.replace("-", "_"):
+            return said
+    return PluginSettings(name)
+
+
+def _resolved(settings: Settings, plugin: PluginSettings, options: tuple[Option, ...]) -> dict[str, Any]:
     """The options of a plugin, those of plugins.toml checked against what the plugin reads."""
     specs = {option.name: option for option in options}
     values: dict[str, Any] = {option.name: option.default for option in options}
-    said = settings.plugins[name].options if name in settings.plugins else {}
-    for key, value in said.items():
-        path = ("plugins", name, "options", key)
+    for key, value in plugin.options.items():
+        path = ("plugins", plugin.name, "options", key)
         if key not in specs:
-            raise settings.error(path, f"plugin '{name}' has no such option; {hint(key, specs)}")
+            raise settings.error(path, f"plugin '{plugin.name}' has no such option; {hint(key, specs)}")
         if not _fits(specs[key], value):
-            raise settings.error(path, f"expected a {specs[key].type.__name__}, got {value!r}")
+            expected = _TYPES_IN_WORDS[specs[key].type]
+            raise settings.error(path, f"expected {expected}, got {describe(value)}")
         values[key] = float(value) if specs[key].type is float else value
     return values
 
