@@ -364,6 +364,14 @@ def test_the_methods_figure_has_the_best_on_top_and_names_its_numbers_for_those_
     assert re.search(r"Polyak \(M=1\) 0\.95\d* \[0\.\d+, 0\.\d+\]", figure.get_label())
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [0.5, 0.0])
+def test_the_methods_figure_of_a_single_value_has_room_around_it(value: float):
+    result = CellResult(cell=Cell(method="Only", seed=0), status="done", measured={"test_acc": value})
+    (ax,) = methods_figure(Table([result]), "test_acc").axes
+    assert ax.get_xlim()[0] < value < ax.get_xlim()[1]
+
+
 def test_the_series_figure_has_the_mean_and_the_interval_of_each_step():
     table = table_of(Toy())
     arm = Arm("Polyak", {"M": 1.0})

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from leyden import progress, reproduce
@@ -27,6 +28,7 @@ from leyden.claims import Cell, CellResult
 from leyden.errors import LeydenError, UsageError
 from leyden.execute import stop_workers
 from leyden.manager import manager
+from leyden.model import Verdict
 from leyden.progress import CellProgress, Pace
 from rich.console import Console
 
@@ -38,7 +40,7 @@ PLUGIN = """
 
     @hookimpl
     def leyden_claims():
-        return ["toy_claims.Toy", "toy_claims.Ill", "toy_claims.Twice"]
+        return ["toy_claims.Toy", "toy_claims.Ill", "toy_claims.Twice", "toy_claims.Unborn"]
 
     @hookimpl
     def leyden_run_start(run):
@@ -68,6 +70,15 @@ class Twice(Toy):
 
     def cells(self, scale: Scale) -> Sequence[Cell]:
         return [Cell(method="Good", seed=0), Cell(method="Good", seed=0)]
+
+
+class Unborn(Toy):
+    """Cannot be constructed."""
+
+    name = "unborn"
+
+    def __init__(self) -> None:
+        raise RuntimeError("not today")
 '''
 
 
@@ -187,6 +198,7 @@ def test_a_claim_whose_judge_or_figure_raises_is_still_reported(
     told = next(line for line in output.splitlines() if "traceback in the report" in line)
     assert words in told
     assert "is ill" in told
+    assert output.count("could not be") == 1
     assert "Traceback (most recent call last)" not in output
     assert "Traceback (most recent call last)" in report("report.html")
     assert json.loads(report())["cells"] == 4
@@ -206,6 +218,75 @@ def test_a_judge_that_returns_no_verdicts_is_named(here: Path, monkeypatch: pyte
     status, output = run()
     assert status == 1
     assert "judge() returned 'holds', which is no Verdict" in output
+
+
+def verdict(**changes: Any) -> Verdict:
+    sound = {"statement": "better", "text": "Good is better than Bad.", "kind": "better", "outcome": "holds"}
+    numbers = {"estimate": 0.4, "low": 0.3, "high": 0.5, "threshold": 0.0}
+    return Verdict(**{**sound, **numbers, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"estimate": None}, "estimate of 'better' is None, which is no number"),
+        ({"low": "small"}, "low of 'better' is 'small', which is no number"),
+        ({"outcome": "perhaps"}, "the outcome of 'better' is 'perhaps'"),
+        ({"statement": "other"}, "a verdict on 'other', which the claim does not state"),
+    ],
+)
+def test_a_verdict_that_makes_no_sense_is_named_and_the_claim_is_still_reported(
+    here: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: str
+) -> None:
+    import toy_claims
+
+    monkeypatch.setattr(toy_claims.Toy, "judge", lambda self, table: [verdict(**changes)])
+    status, output = run()
+    assert status == 1
+    assert words in output
+    (kept,) = json.loads(report())["verdicts"]
+    assert (kept["statement"], kept["outcome"]) == ("better", "undecided")
+
+
+def test_a_judge_may_compute_with_arrays(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import toy_claims
+
+    numbers = {"estimate": np.float32(0.5), "low": np.array(0.25), "high": np.float64(1)}
+    monkeypatch.setattr(toy_claims.Toy, "judge", lambda self, table: [verdict(**numbers)])
+    assert run()[0] == 0
+    (kept,) = json.loads(report())["verdicts"]
+    assert (kept["estimate"], kept["low"], kept["high"]) == (0.5, 0.25, 1.0)
+
+
+def test_a_statement_that_was_not_judged_is_undecided_and_named(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import toy_claims
+
+    monkeypatch.setattr(toy_claims.Toy, "judge", lambda self, table: [])
+    status, output = run()
+    assert status == 1
+    assert "judge() gave no verdict on better." in output
+    (kept,) = json.loads(report())["verdicts"]
+    assert (kept["statement"], kept["outcome"]) == ("better", "undecided")
+
+
+def test_what_was_measured_is_shown_also_where_the_report_cannot_be_written(here: Path) -> None:
+    Path("leyden-reports").write_text("a file where the folder should be")
+    output = io.StringIO()
+    with pytest.raises(LeydenError, match="the report cannot be written to leyden-reports"):
+        reproduce.reproduce(["toy/toy"], scale="smoke", jobs=1, console=Console(file=output, width=200))
+    assert "Good is better than Bad." in output.getvalue()
+
+
+def test_a_cell_that_failed_is_told_in_one_line_with_its_error(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOY", "Bad0=fail_at_length")
+    status, output = run()
+    assert status == 1
+    told = [line for line in output.splitlines() if line.startswith("Bad seed 0 failed:")]
+    assert set(told) == {"Bad seed 0 failed: ValueError: first line second line"}
 
 
 def test_resume_runs_what_is_missing_or_failed_and_nothing_else(
@@ -254,6 +335,7 @@ def test_the_plugins_hear_of_the_start_and_the_end(here: Path) -> None:
 def test_a_claim_that_cannot_list_its_cells_is_one_line_and_the_others_run(here: Path) -> None:
     status, output = run("toy")
     assert status == 1
+    assert "toy/unborn: the claim cannot be set up: RuntimeError: not today" in output
     assert "toy/ill: its cells cannot be listed: RuntimeError: no cells today" in output
     assert "toy/twice: its cells cannot be listed: LeydenError: Good seed 0 is there twice" in output
     assert json.loads(report())["cells"] == 4
@@ -395,7 +477,7 @@ def test_on_a_terminal_there_is_a_bar_with_cells_done_and_time_left() -> None:
 def test_a_failed_cell_is_named_as_soon_as_it_failed() -> None:
     output = io.StringIO()
     with CellProgress(Console(file=output), "toy/toy", total=2, expected=0) as shown:
-        shown.done(result("failed", "Traceback\n  [line]\nValueError: x [red]"))
+        shown.done(result("failed", 'Traceback:\n  File "a.py", line 1\n    [line]\nValueError: x [red]'))
         assert output.getvalue() == "A seed 0 failed: ValueError: x [red]\n"
 
 

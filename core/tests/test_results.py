@@ -189,10 +189,15 @@ def test_numbers_of_every_origin_become_plain_floats() -> None:
     assert kinds == {float}
 
 
-@pytest.mark.parametrize("value", ["0.5", None, {"a": 1}, [1, "x"], np.ones((2, 2)), [[1.0], [2.0]]])
+@pytest.mark.parametrize("value", ["0.5", None, {"a": 1}, [1, "x"], np.ones((2, 2)), [[1.0], [2.0]], 10**400])
 def test_what_is_no_number_is_refused_by_name(value: object) -> None:
     with pytest.raises(TypeError, match="as 'accuracy'"):
         measured_from({"accuracy": value})
+
+
+def test_what_is_no_number_is_shown_in_one_line() -> None:
+    with pytest.raises(TypeError, match=r"returned array\(\[\[1\., 1\.\], \[1\., 1\.\]\]\) as 'accuracy'"):
+        measured_from({"accuracy": np.ones((2, 2))})
 
 
 def test_a_claim_that_returns_no_mapping_is_refused() -> None:

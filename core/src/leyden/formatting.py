@@ -150,3 +150,23 @@ def listing(items: Iterable[str], *, at_most: int = 4) -> str:
 def _scientific(value: float) -> str:
     mantissa, exponent = f"{value:.3e}".split("e")
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def error_line(text: str, *, at_most: int = 200) -> str:
+    r"""What a traceback's text says went wrong, in one line: the last exception, its whole message.
+
+    Args:
+        text: the text; one without a traceback is told from its beginning.
+        at_most: characters that are kept.
+
+    >>> error_line('Traceback:\n  File "a.py", line 1, in f\n    f()\nValueError: two\n  lines')
+    'ValueError: two lines'
+    """
+    lines = text.strip().splitlines()
+    frames = [place for place, line in enumerate(lines) if line.startswith("  File ")]
+    if frames:
+        below = range(frames[-1] + 1, len(lines))
+        lines = lines[next((place for place in below if lines[place][:1].strip()), -1) :]
+    printable = "".join(letter if letter.isprintable() else " " for letter in " ".join(lines))
+    line = " ".join(printable.split()) or "no traceback"
+    return line if len(line) <= at_most else line[: at_most - 1] + "…"

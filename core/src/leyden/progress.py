@@ -20,7 +20,7 @@ from rich.progress import (
 from rich.text import Text
 
 from leyden.claims import CellResult
-from leyden.formatting import duration
+from leyden.formatting import duration, error_line
 
 QUIET_SECONDS = 20.0
 """How long no line is printed where there is no terminal."""
@@ -78,8 +78,7 @@ class CellProgress:
         """Count a cell; one that failed is named."""
         self._pace.step()
         if result.status != "done":
-            reason = result.error.strip().splitlines()[-1:] or ["no traceback"]
-            self.note(f"{result.cell.name} {result.status}: {reason[0]}")
+            self.note(f"{result.cell.name} {result.status}: {error_line(result.error)}")
         if self._bar:
             self._bar.update(self._task, completed=self._pace.completed)
         elif time.monotonic() - self._said_at > QUIET_SECONDS:

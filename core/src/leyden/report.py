@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from leyden.claims import Claim, Table
 from leyden.errors import LeydenError
 from leyden.files import write_atomic
-from leyden.formatting import MINUS
+from leyden.formatting import MINUS, error_line
 from leyden.model import Outcome
 from leyden.summary import (
     ICONS,
@@ -196,10 +196,10 @@ def to_terminal(console: Console, report: Report) -> None:
         verdicts.add_row(text(_badge(verdict.outcome), f"bold {_COLOURS[verdict.outcome]}"), told)
     console.print(verdicts)
     for result in report.table.failed:
-        last = result.error.strip().splitlines()[-1:] or ["no traceback"]
-        console.print(text(f"{result.cell.name} {result.status}: {last[0]}", "red"))
+        console.print(text(f"{result.cell.name} {result.status}: {error_line(result.error)}", "red"))
     for problem in report.problems:
-        console.print(text(problem.strip().splitlines()[0], "red"))
+        what, _, trace = problem.strip().partition("\n")
+        console.print(text(f"{what} {error_line(trace)} (traceback in the report)" if trace else what, "red"))
 
 
 def _facts(report: Report) -> list[str]:

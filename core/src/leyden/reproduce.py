@@ -7,15 +7,15 @@ import time
 import traceback
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from leyden.claims import SCALES, Cell, Claim, Scale, ScaleName, Table
+from leyden.claims import SCALES, Cell, Claim, Scale, ScaleName, Statement, Table
 from leyden.errors import LeydenError, UsageError, one_line, unknown
 from leyden.execute import check_executor, run_cells, stop_workers, termination_as_exit
 from leyden.manager import Manager, Plugin, manager
-from leyden.model import Run, RunResult, Verdict
+from leyden.model import Outcome, Run, RunResult, Verdict
 from leyden.progress import CellProgress, say
 from leyden.provenance import provenance
 from leyden.results import Results, code_version, own_results
@@ -75,7 +75,14 @@ def reproduce(
     try:
         with termination_as_exit(), _session(plugins.settings.tracking, console) as session:
             for plugin, claim in claims:
-                complete &= _Reproduction(plugin, claim, plan, plugins, session, console).run()
+                try:
+                    reproduction = _Reproduction(plugin, claim(), plan, plugins, session, console)
+                except Exception as error:
+                    name = f"{plugin.name}/{claim.name}"
+                    say(console, f"{name}: the claim cannot be set up: {one_line(error)}", "red")
+                    complete = False
+                else:
+                    complete &= reproduction.run()
     except (KeyboardInterrupt, SystemExit) as stop:
         command = [
             "leyden reproduce",
@@ -160,7 +167,7 @@ class _Reproduction:
     def __init__(
         self,
         plugin: Plugin,
-        claim: type[Claim],
+        claim: Claim,
         plan: _Plan,
         plugins: Manager,
         session: Session | None,
@@ -169,12 +176,12 @@ class _Reproduction:
         self.plugin, self.plan, self.plugins = plugin, plan, plugins
         self.session, self.console = session, console
         self.experiment = plugins.settings.tracking.experiment
-        self.path = f"{claim.__module__}.{claim.__qualname__}"
-        self.claim = claim()
+        self.path = f"{type(claim).__module__}.{type(claim).__qualname__}"
+        self.claim = claim
         self.name = f"{plugin.name}/{claim.name}"
         self.place = Path(plugin.name, claim.name, plan.scale)
         self.seeds = plan.seeds or claim.seeds.get(plan.scale, claim.seeds.get("laptop", 1))
-        self.code = code_version(claim.__module__)
+        self.code = code_version(type(claim).__module__)
         self.problems: list[str] = []
         self.began = time.monotonic()
 
@@ -267,12 +274,13 @@ class _Reproduction:
             seconds=time.monotonic() - self.began,
             problems=tuple(self.problems),
         )
-        files = write_report(REPORTS / self.place, report)
-        to_terminal(self.console, report)
+        try:
+            files = write_report(REPORTS / self.place, report)
+        except LeydenError:
+            to_terminal(self.console, report)  # what was measured is shown, though it cannot be kept
+            raise
+        to_terminal(self.console, replace(report, problems=files.problems))
         self.problems = list(files.problems)
-        for problem in self.problems:
-            lines = problem.strip().splitlines()
-            say(self.console, f"{lines[0]} {lines[-1]} (traceback in the report)", "red")
         if run:
             self._log(run, table, report.verdicts)
             for path in (files.html, files.markdown, files.verdicts):
@@ -284,27 +292,16 @@ class _Reproduction:
 
     def _judge(self, table: Table) -> Sequence[Verdict]:
         try:
-            verdicts = list(self.claim.judge(table))
-            for verdict in verdicts:
-                if not isinstance(verdict, Verdict):
-                    raise TypeError(f"judge() returned {verdict!r:.60}, which is no Verdict")
+            verdicts = [_checked(verdict, self.claim) for verdict in self.claim.judge(table)]
         except Exception as error:
             self.problems.append(f"The claim could not be judged.\n{traceback.format_exc()}")
-            return [
-                Verdict(
-                    statement=statement.id,
-                    text=statement.text,
-                    kind=statement.kind,
-                    outcome="undecided",
-                    estimate=float("nan"),
-                    low=float("nan"),
-                    high=float("nan"),
-                    threshold=float("nan"),
-                    detail=f"not judged: {one_line(error)}",
-                )
-                for statement in self.claim.statements
-            ]
-        return verdicts
+            return [_unjudged(statement, one_line(error)) for statement in self.claim.statements]
+        judged = {verdict.statement for verdict in verdicts}
+        forgotten = [statement for statement in self.claim.statements if statement.id not in judged]
+        if forgotten:
+            names = ", ".join(statement.id for statement in forgotten)
+            self.problems.append(f"judge() gave no verdict on {names}.")
+        return [*verdicts, *(_unjudged(statement, "judge() gave no verdict") for statement in forgotten)]
 
     def _open_run(self, cells: Sequence[Cell]) -> RunWriter | None:
         if self.session is None:
@@ -350,3 +347,39 @@ class _Reproduction:
             return run.run_id(timeout=10.0)
         except LeydenError as error:
             return f"not in the store yet: {error}"
+
+
+def _checked(verdict: Verdict, claim: Claim) -> Verdict:
+    """A verdict whose numbers are plain numbers, whatever arrays or tensors `Claim.judge` computed with."""
+    if not isinstance(verdict, Verdict):
+        raise TypeError(f"judge() returned {verdict!r:.60}, which is no Verdict")
+    if verdict.statement not in {statement.id for statement in claim.statements}:
+        raise ValueError(
+            f"judge() returned a verdict on '{verdict.statement}', which the claim does not state"
+        )
+    if verdict.outcome not in get_args(Outcome):
+        raise ValueError(f"the outcome of '{verdict.statement}' is {verdict.outcome!r:.60}")
+    numbers = {name: getattr(verdict, name) for name in ("estimate", "low", "high", "threshold")}
+    if verdict.threshold_high is not None:
+        numbers["threshold_high"] = verdict.threshold_high
+    for name, value in numbers.items():
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(f"{name} of '{verdict.statement}' is {value!r:.60}, which is no number") from None
+    return replace(verdict, **numbers)
+
+
+def _unjudged(statement: Statement, why: str) -> Verdict:
+    nothing = float("nan")
+    return Verdict(
+        statement=statement.id,
+        text=statement.text,
+        kind=statement.kind,
+        outcome="undecided",
+        estimate=nothing,
+        low=nothing,
+        high=nothing,
+        threshold=nothing,
+        detail=f"not judged: {why}",
+    )

@@ -168,9 +168,10 @@ def _number_or_series(name: str, value: Any) -> float | list[float]:
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
             return [_number(item) for item in value]
         return _number(value)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        shown = " ".join(repr(value).split())
         raise TypeError(
-            f"run() returned {value!r:.80} as '{name}', which is neither a number nor a series of numbers"
+            f"run() returned {shown:.80} as '{name}', which is neither a number nor a series of numbers"
         ) from error
 
 
