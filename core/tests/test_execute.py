@@ -148,6 +148,33 @@ def test_a_cell_that_kills_its_worker_twice_is_recorded_as_crashed_and_its_neigh
     assert "SIGKILL" in done[1].error
 
 
+def test_whatever_a_cell_raises_is_its_own_end_and_the_rest_run() -> None:
+    done = run(toy("leave", "interrupt", ""), jobs=2)
+    assert [done[seed].status for seed in range(3)] == ["failed", "failed", "done"]
+    assert done[0].error.endswith("CancelledError: told to leave")
+    assert done[1].error.endswith("KeyboardInterrupt")
+
+
+def test_a_worker_that_starts_hears_no_interrupt_of_its_terminal() -> None:
+    asked = """
+import signal
+import sys
+from leyden.execute import _deaf_to_interrupts
+from subprocess import Popen
+with _deaf_to_interrupts():
+    child = Popen([sys.executable, "-c", "import time; time.sleep(1); print('unharmed')"])
+child.send_signal(signal.SIGINT)
+child.wait()
+signal.raise_signal(signal.SIGINT)
+print("not reached")
+"""
+    ended = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False)
+    assert ended.stdout == "unharmed\n"
+    assert ended.stderr.count("KeyboardInterrupt") == 1
+    done = run(toy("hear_an_interrupt", ""))
+    assert [done[seed].status for seed in range(2)] == ["done", "done"]
+
+
 def test_two_cells_that_kill_their_workers_are_both_found() -> None:
     done = run(toy("die", "die", "", ""), jobs=2)
     assert [done[seed].status for seed in range(4)] == ["crashed", "crashed", "done", "done"]

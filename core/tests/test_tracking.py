@@ -190,7 +190,7 @@ def test_the_status_tells_how_a_process_was_ended() -> None:
     class SIGTERMException(SystemExit):
         """What Lightning raises after SIGTERM."""
 
-    for error in (KeyboardInterrupt(), SystemExit(143), SystemExit(130), SIGTERMException()):
+    for error in (KeyboardInterrupt(), SystemExit(143), SystemExit(130), SystemExit(129), SIGTERMException()):
         assert status_of(error) == "KILLED"
     for error in (ValueError("x"), SystemExit(1), SystemExit("words")):
         assert status_of(error) == "FAILED"

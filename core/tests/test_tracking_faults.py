@@ -287,6 +287,17 @@ def test_a_helper_that_is_killed_is_replaced_and_nothing_is_lost(directory: Path
     assert not helpers(directory)
 
 
+def test_a_session_whose_folder_was_deleted_closes_in_silence(directory: Path) -> None:
+    session = Session.open(local(directory))
+    session.run("run", experiment="e").run_id()
+    shutil.rmtree(session.directory)
+    (helper,) = helpers(directory)
+    helper.kill()
+    helper.wait(5)
+    session.close("FAILED")
+    assert not helpers(directory)
+
+
 def test_a_worker_that_is_killed_is_marked_while_the_session_lives(
     directory: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import multiprocessing
 import os
@@ -81,6 +82,19 @@ class Toy(Claim):
     def fail(self, cell: Cell) -> None:
         print("about to fail")
         raise ValueError("told to fail")
+
+    def fail_at_length(self, cell: Cell) -> None:
+        raise ValueError("first line\n    second line")
+
+    def leave(self, cell: Cell) -> None:
+        raise asyncio.CancelledError("told to leave")
+
+    def interrupt(self, cell: Cell) -> None:
+        raise KeyboardInterrupt
+
+    def hear_an_interrupt(self, cell: Cell) -> None:
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
+        os.kill(os.getpid(), signal.SIGINT)
 
     def fail_at_first(self, cell: Cell) -> None:
         if cell.name == "Bad seed 1" and attempts(cell) == 1:

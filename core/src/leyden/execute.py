@@ -226,7 +226,8 @@ class _Loky:
                 # pool is stopped.
                 while True:
                     room = 2 * count - len(running)
-                    running |= {pool.submit(run_job, job) for job in islice(waiting, room)}
+                    with _deaf_to_interrupts():
+                        running |= {pool.submit(run_job, job) for job in islice(waiting, room)}
                     if not running:
                         break
                     done, running = wait(running, timeout=POLL, return_when=FIRST_COMPLETED)
@@ -297,6 +298,23 @@ def _called_now_and_then(function: Callable[[], None]) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
+
+
+@contextlib.contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Let processes that start now, and threads that start them later, not hear Ctrl-C until they ask for it.
+
+    A worker that heard it while it is still importing would print a traceback. This process itself still
+    hears it, at the latest when the block ends.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 def _how(error: BrokenProcessPool) -> str:

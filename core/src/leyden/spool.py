@@ -37,8 +37,8 @@ from leyden.files import write_atomic
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 Record = dict[str, Any]
 
-_SIGNAL_EXITS = (130, 143)
-"""Exit statuses after Ctrl-C and SIGTERM."""
+_SIGNAL_EXITS = (129, 130, 143)
+"""Exit statuses after SIGHUP (the terminal was closed), Ctrl-C and SIGTERM."""
 _CLOCK_TOLERANCE = 2.0
 """Seconds by which a process's start time may move when the clock is adjusted."""
 

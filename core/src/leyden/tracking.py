@@ -227,8 +227,9 @@ class Session:
 
     def _drain(self, status: Status, timeout: float | None) -> None:
         if self._helper.close(status, timeout) is None and not self._helper.running:
-            self._helper = _Helper(self.directory, self.store, self._on_death)
-            self._helper.close(status, timeout)
+            with contextlib.suppress(OSError):  # somebody deleted the session, say
+                self._helper = _Helper(self.directory, self.store, self._on_death)
+                self._helper.close(status, timeout)
 
     def _leave(self, status: Status) -> None:
         """Let the next start adopt the session, though this process may live on."""

@@ -88,6 +88,8 @@ def start_worker(parent: int, directory: Path) -> None:
         directory: the user's working directory.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):  # it starts deaf, so that nothing is heard before the line above
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     find_modules_in(directory)
     multiprocessing.set_start_method(None, force=True)
     if os.name == "posix":
@@ -190,7 +192,9 @@ def _measure(job: Job, run: RunWriter | None) -> CellResult:
         started = time.perf_counter()
         with _tracked_by(run):
             measured = measured_from(claim.run(job.cell))
-    except (Exception, SystemExit) as raised:
+    except (
+        BaseException
+    ) as raised:  # whatever a cell raises is its own end; this process is stopped by a signal
         below = raised.__traceback__.tb_next if raised.__traceback__ else None
         error = "".join(traceback.format_exception(type(raised), raised, below)).strip()
     return CellResult(
