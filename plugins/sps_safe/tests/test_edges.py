@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from leyden_sps_safe import IMASPSSafe, SPSSafe
+from leyden_sps_safe.loss_aware import Events
 from torch import Tensor, nn
 
 BOTH = pytest.mark.parametrize("kind", [SPSSafe, IMASPSSafe])
@@ -277,6 +278,19 @@ def test_groups_that_differ_in_what_belongs_to_the_rule_are_refused(kind: Any, n
 
 
 @BOTH
+def test_a_setting_of_the_rule_changed_in_one_group_alone_is_refused_at_the_step(kind: Any) -> None:
+    x = one()
+    optimizer = kind([{"params": [x]}, {"params": [one()]}])
+    optimizer.param_groups[1]["M"] = 2.0
+    with pytest.raises(ValueError, match=r"^M is one number for the whole model"):
+        optimizer.step(loss=1.0)
+    assert x.item() == 1
+    optimizer.param_groups[0]["M"] = 2.0
+    optimizer.step(loss=1.0)
+    assert x.item() != 1
+
+
+@BOTH
 def test_groups_may_differ_in_weight_decay_and_lr_and_agree_on_another_rule(kind: Any) -> None:
     x, y = one(), one()
     optimizer = kind([{"params": [x], "M": 5.0}, {"params": [y], "M": 5.0, "weight_decay": 0.5, "lr": 0.25}])
@@ -303,3 +317,39 @@ def test_parameters_that_fsdp1_has_cut_are_refused(kind: Any) -> None:
     parameter._fsdp_flattened = True  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match=r"FSDP1.*FSDP2"):
         kind([parameter])
+
+
+class SlowCopy:
+    """A marker on a device that takes its time: it is reached at the third look."""
+
+    def __init__(self) -> None:
+        self.left = 2
+
+    def record(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def test_from_a_gpu_the_warning_comes_once_its_copy_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Events._place
+
+    def elsewhere(self: Events, like: Tensor) -> None:
+        place(self, like)
+        self._host = torch.zeros(3)
+        self._seen = self._host.numpy()
+
+    monkeypatch.setattr(Events, "_place", elsewhere)
+    monkeypatch.setattr(torch.cuda, "Event", SlowCopy)
+    x = one()
+    optimizer = SPSSafe([x])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        steps(optimizer, NAN, 1.0, 1.0)
+    with pytest.warns(RuntimeWarning, match="skipped an update"):
+        optimizer.step(loss=1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        steps(optimizer, *[1.0] * 70)

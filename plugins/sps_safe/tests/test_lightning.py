@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ class KeptByLeyden(LeydenLogger):
 
     @property
     def experiment(self) -> Any:
-        return None
+        return MagicMock()
 
     name, version = "kept", "0"
 

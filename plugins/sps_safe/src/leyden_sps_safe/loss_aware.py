@@ -113,7 +113,8 @@ class LossAwareOptimizer(torch.optim.Optimizer):
 
         Raises:
             RuntimeError: if there are gradients but no loss, or a gradient is sparse.
-            ValueError: if the loss is not a single real number.
+            ValueError: if the loss is not a single real number, or a setting of the rule was changed in one
+                group alone.
         """
         computed = None
         if closure is not None:
@@ -121,6 +122,8 @@ class LossAwareOptimizer(torch.optim.Optimizer):
                 computed = closure()
         pending, self.pending_loss, self.pending_mean_loss = self.pending_loss, None, None
         given = next((value for value in (loss, pending, computed) if value is not None), None)
+        for group in self.param_groups[1:]:
+            self._check_agreement(group)
         shares = self._gather()
         if not shares:
             return given
@@ -144,18 +147,21 @@ class LossAwareOptimizer(torch.optim.Optimizer):
         """Validate a group's settings; a subclass validates its own first."""
         check_number("lr", group["lr"], least=0)
         check_number("weight_decay", group["weight_decay"], least=0)
+        self._check_agreement(group)
+        for parameter in group["params"]:
+            if getattr(parameter, "_is_flat_param", False) or getattr(parameter, "_fsdp_flattened", False):
+                raise RuntimeError(
+                    f"{type(self).__name__} needs the norm of the whole gradient, which FSDP1 hides; use "
+                    "FSDP2 (torch.distributed.fsdp.fully_shard, Lightning's ModelParallelStrategy)"
+                )
+
+    def _check_agreement(self, group: Mapping[str, Any]) -> None:
         first = self.param_groups[0]
         for name in self.global_settings:
             if group[name] != first[name]:
                 raise ValueError(
                     f"{name} is one number for the whole model, but one group holds {first[name]} and "
                     f"another {group[name]}; only lr and weight_decay may differ"
-                )
-        for parameter in group["params"]:
-            if getattr(parameter, "_is_flat_param", False) or getattr(parameter, "_fsdp_flattened", False):
-                raise RuntimeError(
-                    f"{type(self).__name__} needs the norm of the whole gradient, which FSDP1 hides; use "
-                    "FSDP2 (torch.distributed.fsdp.fully_shard, Lightning's ModelParallelStrategy)"
                 )
 
     def _measure(self, share: Share) -> Tensor:
@@ -265,8 +271,8 @@ class LossAwareOptimizer(torch.optim.Optimizer):
 class Events:
     """Remembers on the device what a user should hear of, and tells it once, without waiting for the device.
 
-    On the CPU it is read where it lies. From a GPU it is copied every now and then, and read when the copy
-    has arrived.
+    On the CPU it is read where it lies. From a CUDA device it is copied every now and then, and read once the
+    copy has arrived. From other devices it is read only when `skipped` is asked for.
 
     Args:
         name: the optimizer's name.
@@ -277,26 +283,18 @@ class Events:
         self._told: set[str] = set()
         self._looks = 0
         self._numbers: Tensor | None = None
+        self._host: Tensor | None = None
         self._arrival: Any = None
 
     def record(self, taken: Taken) -> None:
         """Take note of a step."""
         if self._numbers is None or self._numbers.device != taken.skipped.device:
-            self._place(taken.skipped.device)
+            self._place(taken.squared_norm)
         self._skipped.add_(taken.skipped)
         if taken.loss is not None:
             torch.fmin(self._lowest, taken.loss, out=self._lowest)
         if taken.fallback is not None:
             self._fallbacks.add_(taken.fallback)
-
-    def _place(self, device: torch.device) -> None:
-        self._numbers = torch.tensor([0.0, math.inf, 0.0], dtype=torch.float64, device=device)
-        self._skipped, self._lowest, self._fallbacks = self._numbers.unbind()
-        self._host = self._numbers if device.type == "cpu" else torch.zeros(3, dtype=torch.float64)
-        if device.type == "cuda":
-            self._host = self._host.pin_memory()
-        self._seen = self._host.numpy()
-        self._arrival = None
 
     def look(self, lower_bound: float) -> None:
         """Warn of what is known to have happened. Called once a step.
@@ -304,7 +302,7 @@ class Events:
         Args:
             lower_bound: the bound that no loss should be below.
         """
-        if self._numbers is None or not self._arrived():
+        if not self._arrived():
             return
         skipped, lowest, fallbacks = self._seen
         if skipped:
@@ -317,33 +315,47 @@ class Events:
         if fallbacks:
             self._tell('found no gradient at the first step, so M="auto" became 1.0')
 
+    @property
+    def skipped(self) -> int:
+        """How many steps were skipped; waits for the device."""
+        return 0 if self._numbers is None else int(self._skipped)
+
+    def _place(self, like: Tensor) -> None:
+        self._numbers = torch.tensor([0.0, math.inf, 0.0], dtype=like.dtype, device=like.device)
+        self._skipped, self._lowest, self._fallbacks = self._numbers.unbind()
+        self._arrival = None
+        self._host = None
+        if like.device.type == "cpu":
+            self._host = self._numbers
+        elif like.device.type == "cuda":
+            self._host = torch.zeros(3, dtype=like.dtype).pin_memory()
+        if self._host is not None:
+            self._seen = self._host.numpy()
+
     def _arrived(self) -> bool:
+        if self._host is None or self._numbers is None:
+            return False
         if self._host is self._numbers:
             return True
-        if self._arrival is not None and self._arrival.query():
-            self._arrival = None
-            return True
-        self._looks += 1
-        if (
-            self._numbers is not None
-            and self._arrival is None
-            and self._looks % 32 == 1
-            and self._host.is_pinned()
-        ):
-            self._host.copy_(self._numbers, non_blocking=True)
-            self._arrival = torch.Event(self._numbers.device)
-            self._arrival.record()
-        return False
+        if self._arrival is None:
+            self._looks += 1
+            if self._looks % _STEPS_BETWEEN_LOOKS == 1:
+                self._host.copy_(self._numbers, non_blocking=True)
+                self._arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                self._arrival.record()
+            return False
+        if not self._arrival.query():
+            return False
+        self._arrival = None
+        return True
 
     def _tell(self, message: str) -> None:
         if message not in self._told:
             self._told.add(message)
             warnings.warn(f"{self._name} {message}", RuntimeWarning, stacklevel=7)
 
-    @property
-    def skipped(self) -> int:
-        """How many steps were skipped; waits for the device."""
-        return 0 if self._numbers is None else int(self._skipped)
+
+_STEPS_BETWEEN_LOOKS = 32
 
 
 def global_sum(shares: list[Share], measure: Callable[[Share], Tensor]) -> Tensor:

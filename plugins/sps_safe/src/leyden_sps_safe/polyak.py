@@ -16,6 +16,7 @@ happen is switched off by a tensor as well, so that not even a gradient full of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -339,9 +340,13 @@ def _norm_and_product(gradients: Tensors, ends: Tensors, starts: Tensors) -> Ten
 
 def _with_differences(gradient: Tensor, end: Tensor, start: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Gradient and difference, flat, in pieces that stay in the cache; each is good until the next."""
+    if gradient.numel() <= _PIECE:
+        difference = _at_least_single(end - start).reshape(-1)
+        yield gradient.to(difference.dtype).reshape(-1), difference
+        return
     dtype = torch.promote_types(torch.promote_types(end.dtype, start.dtype), torch.float32)
     # One piece of memory for all: fresh memory for a large difference costs more than computing it.
-    scratch = torch.empty(min(_PIECE, end.numel()), dtype=dtype)
+    scratch = torch.empty(_PIECE, dtype=dtype)
     pieces = (torch.split(tensor.reshape(-1), _PIECE) for tensor in (gradient, end, start))
     for g, z, x in zip(*pieces, strict=True):
         yield g.to(dtype), torch.sub(z, x, out=scratch[: g.numel()])
@@ -369,8 +374,7 @@ def _move_(
         xs.append(parameter)
         vs.append(direction)
     for (device, dtype, alike), (xs, vs) in batches.items():
-        here = step_size.to(device) if isinstance(step_size, Tensor) else step_size
-        off = None if skip is None else skip.to(device)
+        here, off = _on(step_size, device), _on(skip, device)
         if alike and (device.type, dtype) in _FUSED:
             _fused_move_(xs, vs, here, decay, off)
             continue
@@ -381,6 +385,10 @@ def _move_(
             torch._foreach_copy_(xs, copied_xs)
         else:
             _selected_move_(xs, vs, here, decay, off)
+
+
+def _on(number: Any, device: torch.device) -> Any:
+    return number.to(device) if isinstance(number, Tensor) and number.device != device else number
 
 
 def _contiguous(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
