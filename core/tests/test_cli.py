@@ -339,7 +339,8 @@ def test_fit_finds_the_users_module_also_in_workers_and_tracks_the_run(project: 
     assert status == "FINISHED"
     with closing(sqlite3.connect(project / "leyden.db")) as store:
         count = store.execute("SELECT count(*) FROM metrics WHERE key = 'train_loss'").fetchone()
-    assert count == (8,)
+        name = store.execute("SELECT name FROM runs").fetchone()
+    assert (count, name) == ((8,), ("fit mine",))
     saved = project / "leyden-artifacts" / identity / "artifacts" / "config.yaml"
     assert "class_path: regression.Line" in saved.read_text()
     (checkpoint,) = project.rglob("*.ckpt")

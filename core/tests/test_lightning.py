@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,7 @@ import torch
 import yaml
 from leyden import lightning as subject
 from leyden import manager
+from leyden.cli import main
 from leyden.configuration import full_names, full_names_in_arguments, merged
 from leyden.errors import LeydenError, UsageError
 from leyden.finite import FiniteLoss
@@ -255,6 +257,16 @@ def test_a_file_in_another_folder_is_named_with_its_line() -> None:
 def test_a_file_that_is_no_text_is_told() -> None:
     Path("binary.yaml").write_bytes(b"\xff\xfe\x00")
     assert error_of("--config", "binary.yaml").startswith("binary.yaml: cannot be read: ")
+
+
+def test_resuming_in_a_folder_of_its_own_does_not_warn_of_it() -> None:
+    fit("--trainer.default_root_dir=first")
+    (checkpoint,) = Path("first").rglob("*.ckpt")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        arguments = ["--trainer.max_epochs=3", f"--ckpt_path={checkpoint}"]
+        assert main(["fit", "--config", "mine.yaml", *arguments]) == 0
+    assert not [str(warning.message) for warning in caught if "dirpath" in str(warning.message)]
 
 
 @pytest.mark.slow

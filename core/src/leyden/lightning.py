@@ -42,6 +42,9 @@ RUNS = "leyden-runs"
 _LOGGER = "leyden.logger.LeydenLogger"
 _LIGHTNING_LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric")
 _LEAF_WARNING = ".*isinstance.treespec, LeafSpec"
+_FOLDER_WARNING = (
+    "The dirpath has changed from"  # at every resumption, since each run has a folder of its own
+)
 
 
 def callbacks_factory() -> list[Callback]:
@@ -134,6 +137,14 @@ class LeydenCLI(LightningCLI):
         if reference is not None and (wrong := _wrong_checkpoint(str(reference))):
             raise UsageError(f"{self.sources.place(['ckpt_path'])}{wrong}")
         super()._parse_ckpt_path()
+
+    def before_instantiate_classes(self) -> None:
+        """Name the run after its subcommand and its files, unless the configuration names it."""
+        logger = self.config.get(str(self.subcommand), self.config).get("trainer.logger")
+        if self.subcommand and isinstance(logger, Namespace) and logger.get("class_path") == _LOGGER:
+            files = ", ".join(path.stem for path in self.sources.files)
+            if logger.get("init_args.run_name") is None:
+                logger["init_args.run_name"] = f"{self.subcommand} {files}".strip()
 
     def instantiate_classes(self) -> None:
         """Make the objects; what a constructor refuses is an error that names its key."""
@@ -384,11 +395,12 @@ def _metrics(trainer: Trainer) -> dict[str, float]:
 
 @contextlib.contextmanager
 def without_noise() -> Iterator[None]:
-    """Leave out what Lightning advertises, and a warning between it and torch that no user can act on."""
+    """Leave out what Lightning advertises, and warnings that no user can act on."""
     loggers = [logging.getLogger(name) for name in _LIGHTNING_LOGGERS]
     handlers = [handler for logger in loggers for handler in logger.handlers]
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=_LEAF_WARNING)
+        for message in (_LEAF_WARNING, _FOLDER_WARNING):
+            warnings.filterwarnings("ignore", message=message)
         for handler in handlers:
             handler.addFilter(_is_no_advertisement)
         try:
