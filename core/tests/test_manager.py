@@ -184,7 +184,10 @@ def test_a_plugin_that_is_turned_off_is_not_even_imported(install: Install) -> N
         manager.plugin("off")
 
 
-def test_dashes_in_plugins_toml_count_as_underscores(install: Install) -> None:
+def test_dashes_in_plugins_toml_count_as_underscores(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     install("one_more")
     Path("plugins.toml").write_text("[plugins.one-more]\noptions.every = 7\n")
     found = discover()
