@@ -361,6 +361,7 @@ def test_a_claim_named_twice_runs_once(here: Path) -> None:
     [
         (["tyo"], {}, "unknown plugin 'tyo'; did you mean 'toy'?"),
         (["toy/toi"], {}, "unknown claim 'toy/toi'; did you mean 'toy/toy'"),
+        (["toy/"], {}, "unknown claim 'toy/'"),
         (["toy"], {"scale": "labtop"}, "unknown scale 'labtop'; did you mean 'laptop'?"),
         (["toy"], {"executor": "lok"}, "unknown executor 'lok'; did you mean 'loky'?"),
         (["toy"], {"jobs": 0}, "--jobs 0: must be at least 1"),

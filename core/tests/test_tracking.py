@@ -239,6 +239,18 @@ def test_a_plain_folder_is_no_store(uri: str, tmp_path: Path, monkeypatch: pytes
         resolve_store(directory=tmp_path)
 
 
+def test_a_misspelt_kind_of_store_is_told_with_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(
+        UsageError, match=r"tracking.uri in plugins.toml 'sqlte:///x.db'.*did you mean 'sqlite'"
+    ):
+        resolve_store(TrackingSettings(uri="sqlte:///x.db"), tmp_path)
+    dialect = TrackingSettings(uri="postgresql+psycopg://host/runs")
+    assert resolve_store(dialect, tmp_path).uri == dialect.uri
+
+
 def test_a_password_is_not_shown() -> None:
     assert masked("https://me:secret@host:5000/path") == "https://***@host:5000/path"
 

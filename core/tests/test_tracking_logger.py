@@ -225,6 +225,14 @@ def test_metrics_may_be_tensors_of_any_kind(spooled: RunWriter) -> None:
         logger.log_metrics({"many": torch.ones(3)})
 
 
+def test_what_lightning_notes_for_itself_is_no_parameter(spooled: RunWriter) -> None:
+    with use_run(spooled):
+        logger = LeydenLogger()
+    logger.log_hyperparams({"lr": 0.1, "_instantiator": "lightning.pytorch.cli.instantiate_module"})
+    (record,) = records(spooled, "params")
+    assert record["values"] == {"lr": "0.1"}
+
+
 def test_tensors_on_a_device_are_fetched_with_one_synchronisation(spooled: RunWriter) -> None:
     fetched: list[str] = []
 

@@ -108,8 +108,8 @@ class LeydenLogger(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Mapping[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """Log hyper-parameters; nested ones get dotted names."""
-        flat = flatten(params)
+        """Log hyper-parameters but Lightning's own, which begin with _; nested ones get dotted names."""
+        flat = {name: value for name, value in flatten(params).items() if not name.startswith("_")}
         if flat:
             self.experiment.params(flat)
 

@@ -135,9 +135,9 @@ def _cores() -> int:
 def _claims(names: Sequence[str], plugins: Manager) -> list[tuple[Plugin, type[Claim]]]:
     chosen: dict[str, tuple[Plugin, type[Claim]]] = {}
     for name in names:
-        prefix, _, claim = name.partition("/")
+        prefix, slash, claim = name.partition("/")
         plugin = plugins.plugin(prefix)
-        if claim:
+        if slash:
             found = [plugins.claim(prefix, claim)]
         else:
             found = [each for owner, each in plugins.claims() if owner.name == plugin.name]

@@ -23,11 +23,12 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from leyden.errors import TrackingError, UsageError
+from leyden.errors import TrackingError, UsageError, unknown
 from leyden.files import write_atomic
 from leyden.spool import (
     ProcessIdentity,
@@ -58,6 +59,8 @@ __all__ = [
 ]
 
 DEFAULT_URI = "sqlite:///leyden.db"
+
+_SCHEMES = ("databricks", "databricks-uc", "http", "https", "mssql", "mysql", "postgresql", "sqlite", "uc")
 _LOADING_SECONDS, _PROBING_SECONDS, _ANSWER_SECONDS = 120.0, 5.0, 9.5
 _SILENT_SECONDS = 5.0
 _log = logging.getLogger("leyden.tracking")
@@ -90,7 +93,7 @@ def resolve_store(settings: TrackingSettings | None = None, directory: Path | No
         The store. An sqlite file has its artifacts in ``leyden-artifacts`` beside it.
 
     Raises:
-        UsageError: if the URI is of a kind that MLflow has given up.
+        UsageError: if the URI is of a kind that MLflow has given up, or does not know.
     """
     directory = (directory or Path.cwd()).absolute()
     if settings is None:
@@ -102,11 +105,15 @@ def resolve_store(settings: TrackingSettings | None = None, directory: Path | No
     if uri.startswith("sqlite:///"):
         path = Path(os.path.normpath(directory / uri.removeprefix("sqlite:///")))
         return Store(f"sqlite:///{path}", (path.parent / "leyden-artifacts").as_uri(), directory)
+    source = "MLFLOW_TRACKING_URI" if variable else "tracking.uri in plugins.toml"
     if uri.startswith("file:") or ("://" not in uri and not uri.startswith("databricks")):
-        source = "MLFLOW_TRACKING_URI" if variable else "tracking.uri in plugins.toml"
         raise UsageError(
             f"{source} '{uri}': MLflow keeps no runs in plain folders; use '{DEFAULT_URI}' or a server"
         )
+    scheme = uri.partition(":")[0].partition("+")[0]
+    known = {*_SCHEMES, *(entry.name for entry in entry_points(group="mlflow.tracking_store"))}
+    if scheme not in known:
+        raise unknown(f"kind of tracking store in {source} '{uri}':", scheme, known)
     return Store(uri, None, directory)
 
 

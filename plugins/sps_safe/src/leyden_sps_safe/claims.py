@@ -162,7 +162,6 @@ class Digits(Claim):
                 "late_grad_norm_sq",
                 margin=3.0,
                 by="ratio",
-                unit="x",
             ),
             better(
                 self.statement("training-loss"),
@@ -173,7 +172,6 @@ class Digits(Claim):
                 margin=3.0,
                 mode="min",
                 by="ratio",
-                unit="x",
             ),
             keeps_up("unsafe-is-enough", Arm("SPSMax", {"gamma_b": 100.0}), tuned["SPSSafe"], 0.02),
             bound(
@@ -524,7 +522,6 @@ class Convex(Claim):
                 margin=margin,
                 mode="min",
                 by="ratio",
-                unit="x",
             )
 
         def keeps_up(statement: str, arm: Arm | Selection, other: Arm | Selection, margin: float) -> Verdict:
@@ -537,7 +534,6 @@ class Convex(Claim):
                 margin=margin,
                 mode="min",
                 by="ratio",
-                unit="x",
             )
 
         return [
