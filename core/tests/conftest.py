@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,6 +12,10 @@ from leyden import manager
 sys.path.append(str(Path(__file__).parent))  # for the helper modules beside the tests
 
 from plugin_maker import make_plugin
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A test run in the background ignores Ctrl-C, and so would the programs that tests start and interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
