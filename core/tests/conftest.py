@@ -13,9 +13,10 @@ sys.path.append(str(Path(__file__).parent))  # for the helper modules beside the
 
 from plugin_maker import make_plugin
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A test run in the background ignores Ctrl-C, and so would the programs that tests start and interrupt.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        # A job in the background ignores them, and so would the programs that tests start and interrupt.
+        signal.signal(_number, _handler)
 
 
 @pytest.fixture(autouse=True)
