@@ -161,6 +161,7 @@ import signal
 import sys
 from leyden.execute import _deaf_to_interrupts
 from subprocess import Popen
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
 with _deaf_to_interrupts():
     child = Popen([sys.executable, "-c", "import time; time.sleep(1); print('unharmed')"])
 child.send_signal(signal.SIGINT)

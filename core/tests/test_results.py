@@ -63,6 +63,9 @@ def test_a_discarded_cell_leaves_nothing(tmp_path: Path) -> None:
     results.save(result())
     results.discard(CELL)
     assert list(tmp_path.iterdir()) == []
+    results.start(CELL)
+    results.discard(CELL)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_table_has_the_order_of_the_cells(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -66,6 +67,20 @@ def test_dec_sps_decreases() -> None:
         bound = min(f / g**2, bound)
         expected.append(bound / (2.0 * math.sqrt(t + 1)))
     assert sizes(DecSPS([x], 2.0, gamma_b=3.0), x) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_first_step_of_dec_sps_is_at_most_its_bound() -> None:
+    assert sizes(DecSPS([x := at_origin()], 2.0, gamma_b=0.01), x)[0] == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("build", [SPS, SPSMax, DecSPS, ALIG])
+def test_no_step_climbs_where_the_loss_is_below_its_bound(build: Any) -> None:
+    x = at_origin()
+    x.grad = torch.ones_like(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        build([x]).step(loss=-1.0)
+    assert x.item() == 0
 
 
 def test_ali_g_adds_its_safeguard() -> None:

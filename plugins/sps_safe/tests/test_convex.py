@@ -70,7 +70,7 @@ def test_the_inequality_would_notice_a_step_that_is_too_long() -> None:
 
 def test_gaps_stay_below_the_bound_for_every_safeguard() -> None:
     problem = hinge_problem()
-    for M in (0.1, 50.0, LARGEST, 4 * LARGEST, 1277.0, 64 * LARGEST):
+    for M in (0.1, 1.0, 50.0, LARGEST, 4 * LARGEST, 1277.0, 64 * LARGEST):
         bound = suboptimality_bound(
             distance=problem.distance,
             deviation=problem.deviation,
@@ -152,6 +152,16 @@ def test_slack_of_a_step_of_known_length() -> None:
         momentum_descent_slack(4.0, 0.0, loss=2.0, inner_product=0.0, reference_loss=0.0, denominator=1.0)
         == 0.0
     )
+
+
+def test_slack_counts_the_loss_from_its_lower_bound() -> None:
+    shifted = {"loss": 12.0, "reference_loss": 11.0, "denominator": 2.0, "lower_bound": 10.0}
+    plain = {"loss": 2.0, "reference_loss": 1.0, "denominator": 2.0}
+    assert descent_slack(4.0, 1.0, **shifted) == descent_slack(4.0, 1.0, **plain) == 3.0
+    for product in (-5.0, 0.0, 3.0):
+        found = momentum_descent_slack(4.0, 1.0, inner_product=product, **shifted)
+        assert found == momentum_descent_slack(4.0, 1.0, inner_product=product, **plain)
+    assert momentum_descent_slack(4.0, 1.0, inner_product=-5.0, **plain) == 3.5
 
 
 @pytest.mark.parametrize(("name", "value"), [("steps", 0), ("safeguard", 0.0)])

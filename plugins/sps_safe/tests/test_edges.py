@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from leyden_sps_safe import IMASPSSafe, SPSSafe
-from leyden_sps_safe.loss_aware import Events
+from leyden_sps_safe.loss_aware import Events, Taken
 from torch import Tensor, nn
 
 BOTH = pytest.mark.parametrize("kind", [SPSSafe, IMASPSSafe])
@@ -226,6 +226,36 @@ def test_automatic_safeguard_without_a_gradient_falls_back_to_one_and_warns(kind
     parameter.grad = torch.tensor([3.0])
     optimizer.step(loss=1.0)
     assert optimizer.param_groups[0]["resolved_M"] == 1
+
+
+@BOTH
+def test_a_skipped_first_step_leaves_the_automatic_safeguard_open(kind: Any) -> None:
+    parameter = one(gradient=0.0)
+    optimizer = kind([parameter], M="auto")
+    with pytest.warns(RuntimeWarning, match="skipped an update") as caught:
+        optimizer.step(loss=NAN)
+    assert len(caught) == 1
+    parameter.grad = torch.tensor([3.0])
+    optimizer.step(loss=1.0)
+    assert optimizer.param_groups[0]["resolved_M"] == 9
+
+
+@BOTH
+def test_a_step_too_long_for_its_type_is_skipped(kind: Any) -> None:
+    parameter = one(gradient=1e-18)
+    optimizer = kind([parameter], M=1e-6)
+    with pytest.warns(RuntimeWarning, match="skipped an update"):
+        optimizer.step(loss=1e35)
+    assert parameter.item() == 1
+    assert optimizer.skipped_steps == 1
+
+
+def test_the_lowest_loss_is_remembered_until_it_is_looked_at() -> None:
+    events = Events("SPSSafe")
+    for loss in (1.0, -2.0, NAN, 3.0):
+        events.record(Taken(torch.tensor(0.0), torch.tensor(1.0), torch.tensor(0.0), torch.tensor(loss)))
+    with pytest.warns(RuntimeWarning, match="below ell_star"):
+        events.look(-1.0)
 
 
 @BOTH

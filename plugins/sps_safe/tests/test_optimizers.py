@@ -329,6 +329,20 @@ def test_a_pending_loss_that_the_closure_sets_is_used() -> None:
     assert x.item() == -2
 
 
+def test_a_closure_may_compute_the_gradient() -> None:
+    x = nn.Parameter(torch.ones(1))
+    optimizer = SPSSafe([x])
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = (x**2 / 2).sum()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure) == 0.5
+    assert x.item() == 0.5
+
+
 def test_step_returns_the_loss_that_it_used() -> None:
     x = nn.Parameter(torch.zeros(1))
     optimizer = SPSSafe([x])
