@@ -164,6 +164,14 @@ def test_slack_counts_the_loss_from_its_lower_bound() -> None:
     assert momentum_descent_slack(4.0, 1.0, inner_product=-5.0, **plain) == 3.5
 
 
+def test_the_bound_is_the_formula_of_the_theorems() -> None:
+    known = {"distance": 2.0, "deviation": 3.0, "steps": 100, "squared_gradient_bound": 16.0}
+    assert suboptimality_bound(**known, safeguard=4.0) == pytest.approx(4 * (0.2 + 1.5))
+    assert suboptimality_bound(**known, safeguard=25.0) == pytest.approx(5 * (0.2 + 0.6))
+    with_averaging = suboptimality_bound(**known, safeguard=4.0, averaging=9.0, initial_gap=0.5)
+    assert with_averaging == pytest.approx(4 * (0.2 + 1.5) + 0.045)
+
+
 @pytest.mark.parametrize(("name", "value"), [("steps", 0), ("safeguard", 0.0)])
 def test_a_bound_without_steps_or_safeguard_is_refused(name: str, value: float) -> None:
     known = {"distance": 1.0, "deviation": 1.0, "steps": 10, "safeguard": 1.0, "squared_gradient_bound": 1.0}

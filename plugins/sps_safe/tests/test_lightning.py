@@ -13,6 +13,7 @@ from leyden.tasks import Classification, mlp
 from leyden_sps_safe import IMASPSSafe, SPSMonitor, SPSSafe
 from leyden_sps_safe.monitor import History
 from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import MLFlowLogger
 from lightning.pytorch.loggers.logger import Logger
 from matplotlib.figure import Figure
 from torch import Tensor, nn
@@ -155,6 +156,30 @@ def test_the_monitor_draws_the_run_at_its_end() -> None:
     assert not silent.figures
 
 
+def test_lightnings_own_mlflow_logger_gets_the_picture_too() -> None:
+    class KeptByMLflow(MLFlowLogger):
+        name, version, run_id, save_dir = "kept", "0", "run", None
+        kept = MagicMock()
+
+        @property
+        def experiment(self) -> Any:
+            return self.kept
+
+        def __init__(self) -> None:
+            Logger.__init__(self)
+
+        def log_metrics(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+        log_hyperparams = finalize = after_save_checkpoint = log_metrics
+
+    logger = KeptByMLflow()
+    train(METHODS["SPSSafe"], logger=logger, epochs=1)
+    ((run, figure, place), _) = logger.kept.log_figure.call_args
+    assert (run, place) == ("run", "figures/sps.png")
+    assert len(figure.axes) == 2
+
+
 def test_a_skipped_update_is_counted_in_the_log() -> None:
     class Spoiled(SPSSafe):
         def step(self, closure: Any = None, *, loss: Any = None) -> Any:
@@ -191,3 +216,16 @@ def test_a_long_history_is_thinned_evenly() -> None:
     sizes, norms = history.series()
     assert norms == [(1.0 + step) ** 2 for step in history.steps]
     assert sizes == pytest.approx([1 / norm for norm in norms])
+
+
+def test_each_fraction_counts_the_steps_since_the_last_one() -> None:
+    x = nn.Parameter(torch.zeros(1))
+    optimizer, history = SPSSafe([x], M=4.0), History()
+    for step, gradient in enumerate((1.0, 3.0, 1.0, 1.0, 3.0, 3.0)):
+        x.grad = torch.tensor([gradient])
+        optimizer.step(loss=1.0)
+        history.add(step, optimizer)
+        if step == 3:
+            assert history.safeguard_fraction() == 0.75
+    assert history.safeguard_fraction() == 0
+    assert history.safeguard_fraction() is None
