@@ -569,6 +569,9 @@ def test_run_config_logs_to_the_active_run() -> None:
     spool = b"".join(path.read_bytes() for path in Path("session").rglob("*") if path.is_file())
     assert spool.count(b"train_loss") >= 16
     assert b"test_loss" in spool
+    (resolved,) = Path("session").rglob("config.yaml")
+    kept = yaml.safe_load(resolved.read_text())
+    assert (kept["trainer"]["log_every_n_steps"], kept["model"]["class_path"]) == (1, "regression.Line")
 
 
 @pytest.mark.parametrize(

@@ -248,6 +248,8 @@ def fit_config(
 ) -> Fitted:
     """Train as a LightningCLI configuration says, then test, in this process and quietly.
 
+    Where a run is active (`leyden.tracking.use_run`), it gets the metrics and the resolved configuration.
+
     Args:
         config: a YAML file, the name of a shipped one (``"sps_safe/digits"``), or a whole configuration.
         overrides: values to replace: dotted keys such as ``"optimizer.init_args.M"``, or nested mappings.
@@ -273,7 +275,6 @@ def fit_config(
             args=document,
             config_files=files,
             run=False,
-            save_config_callback=None,
             load_from_checkpoint_support=bool(document["trainer"]["enable_checkpointing"]),
             trainer_defaults={"callbacks": list(callbacks)},
         )
