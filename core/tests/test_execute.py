@@ -351,6 +351,29 @@ def test_sigterm_is_an_exit_that_can_be_cleaned_up_after() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_second_sigterm_ends_the_process_at_once() -> None:
+    asked = """
+import signal
+import time
+from leyden.execute import termination_as_exit
+with termination_as_exit():
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.raise_signal(signal.SIGTERM)
+        print("cleaned up after all")
+"""
+    ended = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (-signal.SIGTERM, "")
+
+
+def test_the_workers_become_as_many_as_the_next_call_wants() -> None:
+    run(toy("", ""), claim="WhoRan", jobs=1)
+    shutil.rmtree("results")
+    done = run(toy("", "", "", ""), claim="WhoRan", jobs=2)
+    assert len({result.measured["process"] for result in done.values()}) == 2
+
+
 def test_a_hangup_that_nohup_ignores_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -8,6 +8,7 @@ import math
 import multiprocessing
 import os
 import pickle
+import re
 import shutil
 import sqlite3
 from dataclasses import asdict, replace
@@ -309,6 +310,36 @@ def test_a_run_created_before_a_crash_is_found_again(
     assert len(store.client.search_runs([experiment])) == 1
 
 
+def test_a_crash_between_the_creation_of_a_run_and_the_note_of_it_doubles_nothing(
+    session: Path, store: MlflowStore, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = store.client.create_run
+
+    def die_after(*args: Any, **kwargs: Any) -> None:
+        create(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    with open_run(session, "run", experiment="e") as writer:
+        writer.metrics({"loss": 1.0})
+    with monkeypatch.context() as patch:
+        patch.setattr(store.client, "create_run", die_after)
+        with pytest.raises(KeyboardInterrupt):
+            Shipper(session, store, said.append).finish("FINISHED")
+    Shipper(session, store, said.append).finish("FINISHED")
+    assert len(store.client.search_runs([store.experiment("e")])) == 1
+    assert history(store, writer, "loss") == [(0, 1.0)]
+
+
+def test_everything_is_shipped_at_once_where_nobody_ships_later(
+    session: Path, store: MlflowStore, shipper: Shipper
+) -> None:
+    with open_run(session, "run", experiment="e") as writer:
+        for step in range(2500):
+            writer.metrics({"loss": step}, step=step)
+    shipper.ship(everything=True)
+    assert len(history(store, writer, "loss")) == 2500
+
+
 def test_a_child_gets_its_parent_whatever_ships_first(
     session: Path, store: MlflowStore, shipper: Shipper, tmp_path: Path, said: list[str]
 ) -> None:
@@ -316,6 +347,8 @@ def test_a_child_gets_its_parent_whatever_ships_first(
     child = open_run(session, "child", experiment="e", parent=parent.key)
     for writer in (child, parent):
         writer.end()
+    opened = session / f"{parent.key}.jsonl"  # as on a machine whose clock is behind
+    opened.write_text(re.sub(r'"time":\d+', f'"time":{10**13}', opened.read_text()))
     shipper.finish("FINISHED")
     identity = run_of(store, parent).info.run_id
     assert run_of(store, child).data.tags["mlflow.parentRunId"] == identity
@@ -608,6 +641,20 @@ def test_a_session_of_a_process_that_is_gone_is_shipped_and_removed(
     assert history(store, writer, "loss") == [(0, 1.0)]
     assert session.exists()
     assert not left.exists()
+
+
+def test_a_session_whose_worker_still_writes_is_left_alone(
+    session: Path, store: MlflowStore, said: list[str], tmp_path: Path
+) -> None:
+    me = ProcessIdentity.current()
+    left, _ = leave_session(tmp_path, store, replace(me, started=me.started - 1000.0))
+    worker = open_run(left, "worker's", experiment="e")
+    recover(session, store, said.append)
+    assert left.exists()
+    worker.end()
+    recover(session, store, said.append)
+    assert not left.exists()
+    assert run_of(store, worker).info.status == "FINISHED"
 
 
 def test_a_session_on_another_host_is_recovered_only_when_its_heart_has_stopped(

@@ -281,6 +281,10 @@ def test_a_helper_that_is_killed_is_replaced_and_nothing_is_lost(directory: Path
             (helper,) = helpers(directory)
             helper.kill()
             helper.wait(5)
+            deadline = time.monotonic() + 10
+            while not helpers(directory) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert helpers(directory), "there is another one already while the session is open"
     assert session.close()
     assert steps(store.uri, "run", "loss") == list(range(3000))
     assert runs(store.uri)["run"].info.status == "FINISHED"

@@ -135,9 +135,17 @@ class Toy(Claim):
     def start_processes(self, cell: Cell) -> None:
         with multiprocessing.Pool(2) as pool:
             assert pool.map(abs, [-1, -2, -3]) == [1, 2, 3]
+        process = multiprocessing.Process(target=abs, args=(-1,))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
 
     def start_a_child(self, cell: Cell) -> None:
         subprocess.run([sys.executable, "-c", "import time; time.sleep(300)"], check=True)
+
+
+ASKED = int(os.environ.get("OMP_NUM_THREADS", "0"))
+"""What libraries that are imported together with this module would read."""
 
 
 class Threads(Toy):
@@ -148,7 +156,7 @@ class Threads(Toy):
 
     def run(self, cell: Cell) -> Measured:
         torch = sys.modules["torch"]
-        return {"threads": torch.get_num_threads(), "asked": int(os.environ["OMP_NUM_THREADS"])}
+        return {"threads": torch.get_num_threads(), "asked": ASKED}
 
 
 class Draws(Toy):
