@@ -242,7 +242,8 @@ def test_what_cells_print_goes_to_their_logs_and_not_to_the_terminal(
     assert Results(Path("results")).log(cells[0]).read_text() == "spoken in Python\nspoken in C\n"
 
 
-def test_each_worker_computes_on_one_thread() -> None:
+def test_each_worker_computes_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     done = run(toy(""), claim="Threads", jobs=1)
     assert done[0].measured == {"threads": 1.0, "asked": 1.0}
 

@@ -647,14 +647,16 @@ def test_a_session_whose_worker_still_writes_is_left_alone(
     session: Path, store: MlflowStore, said: list[str], tmp_path: Path
 ) -> None:
     me = ProcessIdentity.current()
-    left, _ = leave_session(tmp_path, store, replace(me, started=me.started - 1000.0))
+    gone = replace(me, started=me.started - 1000.0)
+    left, _ = leave_session(tmp_path, store, gone)
     worker = open_run(left, "worker's", experiment="e")
     recover(session, store, said.append)
     assert left.exists()
-    worker.end()
+    spool = left / f"{worker.key}.jsonl"
+    spool.write_text(spool.read_text().replace(str(me.started), str(gone.started)))
     recover(session, store, said.append)
     assert not left.exists()
-    assert run_of(store, worker).info.status == "FINISHED"
+    assert run_of(store, worker).info.status == "KILLED"
 
 
 def test_a_session_on_another_host_is_recovered_only_when_its_heart_has_stopped(
