@@ -166,8 +166,20 @@ def helpers(directory: Path) -> list[psutil.Process]:
 
 
 def assert_gone(processes: list[psutil.Process], within: float) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=within)
+    deadline = time.monotonic() + within
+    while (
+        alive := [process for process in processes if runs_still(process)]
+    ) and time.monotonic() < deadline:
+        time.sleep(0.02)
     assert not alive
+
+
+def runs_still(process: psutil.Process) -> bool:
+    """Whether it runs; one that has ended and that init has not noticed yet does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def assert_sound(path: Path) -> None:
