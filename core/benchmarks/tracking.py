@@ -65,9 +65,12 @@ def main() -> None:
         for _ in range(options.rounds):
             bare, tracked, trainer, logger = arms
             loop(work, 200, lambda values, step: None)  # warm
-            seconds = loop(work, options.steps, lambda values, step: None) / options.steps
-            note(bare, seconds, seconds)
-            measure_leyden(tracked, store, work, options.steps, seconds)
+            # before and after, so that a machine whose speed drifts does not look like a cost
+            before = loop(work, options.steps, lambda values, step: None) / options.steps
+            seconds = measure_leyden(tracked, store, work, options.steps)
+            after = loop(work, options.steps, lambda values, step: None) / options.steps
+            note(bare, (before + after) / 2, (before + after) / 2)
+            note(tracked, seconds, (before + after) / 2)
             plain = measure_trainer(trainer, None, work, options.steps)
             measure_trainer(logger, store, work, options.steps, plain)
         measure_mlflow(peer, store, work)
@@ -115,7 +118,8 @@ def note(arm: Arm, seconds: float, baseline: float) -> None:
     arm.ratio.append(seconds / baseline)
 
 
-def measure_leyden(arm: Arm, store: Store, work: Callable[[], float], steps: int, baseline: float) -> None:
+def measure_leyden(arm: Arm, store: Store, work: Callable[[], float], steps: int) -> float:
+    """Seconds a step."""
     session = Session.open(store)
     run = session.run("benchmark", experiment="benchmark")
     seconds = loop(work, steps, run.metrics)
@@ -124,7 +128,7 @@ def measure_leyden(arm: Arm, store: Store, work: Callable[[], float], steps: int
     session.close()
     arm.flush.append((time.perf_counter() - started) / (METRICS * steps))
     arm.lost += METRICS * steps - stored(store, run.key)
-    note(arm, seconds / steps, baseline)
+    return seconds / steps
 
 
 def measure_trainer(
