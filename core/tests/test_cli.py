@@ -340,7 +340,11 @@ def test_fit_finds_the_users_module_also_in_workers_and_tracks_the_run(project: 
     with closing(sqlite3.connect(project / "leyden.db")) as store:
         count = store.execute("SELECT count(*) FROM metrics WHERE key = 'train_loss'").fetchone()
         name = store.execute("SELECT name FROM runs").fetchone()
+        parameters = dict(store.execute("SELECT key, value FROM params").fetchall())
     assert (count, name) == ((8,), ("fit mine",))
+    assert parameters["optimizer.class_path"] == "torch.optim.SGD"
+    assert parameters["optimizer.init_args.lr"] == "0.05"
+    assert parameters["data.init_args.workers"] == "1"
     saved = project / "leyden-artifacts" / identity / "artifacts" / "config.yaml"
     assert "class_path: regression.Line" in saved.read_text()
     (checkpoint,) = project.rglob("*.ckpt")

@@ -222,11 +222,18 @@ class SaveConfig(SaveConfigCallback):
         for logger in trainer.loggers:
             if isinstance(logger, LeydenLogger):
                 logger.log_text(text, self.config_filename)
+                logger.log_hyperparams(self._compared())
             elif isinstance(logger, MLFlowLogger):
                 logger.experiment.log_text(logger.run_id, text, self.config_filename)
             elif directory := getattr(logger, "log_dir", None):
                 Path(directory).mkdir(parents=True, exist_ok=True)
                 (Path(directory) / self.config_filename).write_text(text)
+
+    def _compared(self) -> dict[str, Any]:
+        """What runs are compared by: seed, data, optimizer and scheduler. Tasks log their own parameters."""
+        config = self.config.as_dict()
+        kept = {key: config.get(key) for key in ("seed_everything", "data", "optimizer", "lr_scheduler")}
+        return {key: value for key, value in kept.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
