@@ -263,13 +263,21 @@ def test_reproduce_hands_on_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("leyden.reproduce.reproduce", reproduce)
     assert main(["reproduce", "sps_safe"]) == 1
-    options = ["--scale", "smoke", "--seeds", "2", "--jobs", "3", "--executor", "ray", "--resume"]
+    seeds = ["--seeds", "2", "--first-seed", "8"]
+    options = ["--scale", "smoke", *seeds, "--jobs", "3", "--executor", "ray", "--resume"]
     assert main(["reproduce", "a/b", "c", *options]) == 1
-    default = {"scale": "laptop", "seeds": None, "jobs": None, "executor": None, "resume": False}
+    default = {
+        "scale": "laptop",
+        "seeds": None,
+        "first_seed": 0,
+        "jobs": None,
+        "executor": None,
+        "resume": False,
+    }
     assert asked[0] == (["sps_safe"], default)
     assert asked[1] == (
         ["a/b", "c"],
-        {"scale": "smoke", "seeds": 2, "jobs": 3, "executor": "ray", "resume": True},
+        {"scale": "smoke", "seeds": 2, "first_seed": 8, "jobs": 3, "executor": "ray", "resume": True},
     )
 
 

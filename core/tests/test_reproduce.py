@@ -154,6 +154,14 @@ def test_seeds_given_by_the_user_replace_those_of_the_claim(here: Path) -> None:
     assert json.loads(report())["seeds"] == [0, 1, 2]
 
 
+def test_a_first_seed_moves_every_cell_and_is_in_the_command_that_repeats_it(here: Path) -> None:
+    run(seeds=2, first_seed=5)
+    assert json.loads(report())["seeds"] == [5, 6]
+    page = report("report.html")
+    assert "--seeds 2 --first-seed 5" in page
+    assert "2, 5 to 6" in page
+
+
 def test_a_cell_that_raises_is_in_the_report_with_its_traceback_and_the_status_is_1(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,6 +374,7 @@ def test_a_claim_named_twice_runs_once(here: Path) -> None:
         (["toy"], {"executor": "lok"}, "unknown executor 'lok'; did you mean 'loky'?"),
         (["toy"], {"jobs": 0}, "--jobs 0: must be at least 1"),
         (["toy"], {"seeds": -1}, "--seeds -1: must be at least 1"),
+        (["toy"], {"first_seed": -1}, "--first-seed -1: must be at least 0"),
         (["callbacks"], {}, "plugin 'callbacks' has no claim"),
     ],
 )

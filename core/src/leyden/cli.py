@@ -133,6 +133,9 @@ def _parser() -> _Parser:
     reproduce.add_argument("--scale", default="laptop", help="smoke, laptop (default) or paper")
     reproduce.add_argument("--seeds", type=_count, help="how many seeds; by default what the claim says")
     reproduce.add_argument(
+        "--first-seed", type=_seed, default=0, help="the first of them, to confirm a claim on fresh seeds"
+    )
+    reproduce.add_argument(
         "--jobs", type=_count, help="how many cells at once; by default what plugins.toml says, or one a core"
     )
     reproduce.add_argument("--executor", help="loky (this machine) or ray (a cluster)")
@@ -190,6 +193,7 @@ def _reproduce(chosen: argparse.Namespace) -> int:
         chosen.names,
         scale=chosen.scale,
         seeds=chosen.seeds,
+        first_seed=chosen.first_seed,
         jobs=chosen.jobs,
         executor=chosen.executor,
         resume=chosen.resume,
@@ -227,8 +231,16 @@ def _console() -> Console:
 
 
 def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got '{text}'")
+    return _integer(text, least=1)
+
+
+def _seed(text: str) -> int:
+    return _integer(text, least=0)
+
+
+def _integer(text: str, *, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"expected an integer of at least {least}, got '{text}'")
     return int(text)
 
 

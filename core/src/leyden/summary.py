@@ -67,15 +67,19 @@ class Report:
     @property
     def repeat(self) -> str:
         """The command that repeats it."""
-        seeds = len(self.table.seeds)
-        return self.command or f"leyden reproduce {self.name} --scale {self.scale} --seeds {seeds}"
+        seeds = self.table.seeds
+        first = f" --first-seed {min(seeds)}" if seeds and min(seeds) > 0 else ""
+        command = f"leyden reproduce {self.name} --scale {self.scale} --seeds {len(seeds)}{first}"
+        return self.command or command
 
     @property
     def facts(self) -> dict[str, str]:
         """Scale, size, time and date in words."""
         failed = len(self.table.failed)
         cells = f"{len(self.table)}" + (f", {failed} failed" if failed else "")
-        facts = {"Scale": self.scale, "Seeds": f"{len(self.table.seeds)}", "Cells": cells}
+        seeds = self.table.seeds
+        which = f", {min(seeds)} to {max(seeds)}" if seeds and min(seeds) > 0 else ""
+        facts = {"Scale": self.scale, "Seeds": f"{len(seeds)}{which}", "Cells": cells}
         if math.isfinite(self.seconds):
             facts["Time"] = duration(self.seconds)
         return {**facts, "Date": self.date.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")}
