@@ -273,8 +273,12 @@ def test_resuming_in_a_folder_of_its_own_does_not_warn_of_it() -> None:
 def test_processes_that_are_spawned_train_like_one_with_the_configured_optimizer() -> None:
     Path("plugins.toml").write_text("[tracking]\nenabled = false\n")
     spawned = fit(
-        "--trainer.strategy=ddp_spawn", "--trainer.devices=2", "--trainer.use_distributed_sampler=false"
+        "--trainer.strategy=ddp_spawn",
+        "--trainer.devices=2",
+        "--trainer.use_distributed_sampler=false",
+        "--trainer.callbacks=regression.Leaver",
     )
+    assert [mark.read_text() for mark in Path().glob("in-a-group-*")] == ["False", "False"]
     alone = fit()
     for parameter, expected in zip(spawned.model.parameters(), alone.model.parameters(), strict=True):
         assert torch.allclose(parameter, expected, atol=1e-6)

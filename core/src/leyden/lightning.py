@@ -34,6 +34,7 @@ from leyden.configuration import (
 from leyden.errors import UsageError, hint, one_line
 from leyden.explain import Sources, constructor_error, parser_error
 from leyden.finite import FiniteLoss
+from leyden.group import LeaveProcessGroup
 from leyden.manager import load_object, manager, warn_once
 from leyden.model import Run, RunResult
 
@@ -345,7 +346,8 @@ def _trainer_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
         logger = {"class_path": _LOGGER, "init_args": {"experiment": tracking.experiment}}
     callbacks = given.get("callbacks") or []
     callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-    return {"logger": logger, "default_root_dir": RUNS, **given, "callbacks": [FiniteLoss(), *callbacks]}
+    callbacks = [FiniteLoss(), LeaveProcessGroup(), *callbacks]
+    return {"logger": logger, "default_root_dir": RUNS, **given, "callbacks": callbacks}
 
 
 def _quiet_trainer(document: Mapping[str, Any]) -> dict[str, Any]:
