@@ -13,8 +13,8 @@ class LeaveProcessGroup(Callback):
 
     A thread of gloo that still holds a tensor while the interpreter shuts down now and then aborts the
     process (SIGABRT, "terminate called without an active exception"), and with it a training that is done.
-    Lightning leaves the group in time for NCCL alone. After an error nothing is done: others may wait for this
-    process in a reduction, and leaving would wait for them.
+    Lightning leaves the group in time for NCCL alone. After an error nothing is done: others may wait for
+    this process in a reduction, and leaving would wait for them.
     """
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
