@@ -142,6 +142,11 @@ def _parser() -> _Parser:
     reproduce.add_argument("--resume", action="store_true", help="run only what is missing or failed")
     reproduce.set_defaults(run=_reproduce)
 
+    page = commands.add_parser("ui", help="open MLflow's page on the runs, for this machine alone")
+    page.add_argument("--port", type=_port, help="where to serve; by default 5000, or any that is free")
+    page.add_argument("--no-open", action="store_true", help="print the address alone")
+    page.set_defaults(run=_ui)
+
     doctor = commands.add_parser("doctor", help="what is installed, what is missing, does tracking work")
     doctor.set_defaults(run=_doctor)
     return parser
@@ -201,6 +206,12 @@ def _reproduce(chosen: argparse.Namespace) -> int:
     )
 
 
+def _ui(chosen: argparse.Namespace) -> int:
+    from leyden.ui import ui
+
+    return ui(port=chosen.port, open_browser=not chosen.no_open, console=_console())
+
+
 def _doctor(chosen: argparse.Namespace) -> int:
     from leyden.doctor import examine
 
@@ -236,6 +247,12 @@ def _count(text: str) -> int:
 
 def _seed(text: str) -> int:
     return _integer(text, least=0)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"expected a port from 1 to 65535, got '{text}'")
+    return int(text)
 
 
 def _integer(text: str, *, least: int) -> int:
