@@ -34,6 +34,9 @@ _LINES = ("-", "--", "-.", (0, (1, 1.2)), (0, (5, 1, 1, 1, 1, 1)))
 LEGEND = "leyden-legend"
 """The identity of a legend that may be arranged anew for another width."""
 
+ROW_NAME = "leyden-row-name"
+"""The identity of a row's name, which may be broken into lines."""
+
 WIDTH = 8.4
 """Width of a figure in inches; at 100 dots an inch it fills the report's column."""
 
@@ -229,6 +232,7 @@ def series_figure(
     *,
     x: str | Sequence[float] | None = None,
     x_label: str = "step",
+    y_label: str = "",
     unit: str = "",
     log_y: bool = False,
     title: str = "",
@@ -241,8 +245,10 @@ def series_figure(
         table: the results.
         name: the series.
         arms: the arms or tuned methods to draw.
-        x: the places, or the name of the series that holds them; None: 1, 2, 3 …
+        x: the places, or the name of the series that holds them, of which the mean over seeds is taken; None:
+            1, 2, 3 …
         x_label: what they are, with their unit.
+        y_label: what the series is; empty: its name and unit.
         unit: the series' unit.
         log_y: whether the vertical axis is logarithmic.
         title: one line on what is seen.
@@ -251,7 +257,7 @@ def series_figure(
     drawn = [arm for arm in chosen if arm is not None and table.series(arm, name)]
     figure, (ax,) = new_figure(
         title=title or f"{_capital(words(name))} over the run",
-        alt=f"{_capital(words(name))} against {x_label}, mean and 95 % interval over seeds, for "
+        alt=f"{_capital(y_label or words(name))} against {x_label}, mean and 95 % interval over seeds, for "
         + listing(map(str, drawn), at_most=20),
     )
     looks = _arm_styles(drawn, table)
@@ -276,7 +282,7 @@ def series_figure(
         ax.set_yscale("log")
         ax.yaxis.set_major_formatter(_decade)
     ax.set_xlabel(x_label)
-    ax.set_ylabel(axis_label(name, unit))
+    ax.set_ylabel(y_label or axis_label(name, unit))
     ax.margins(x=0.01)
     middle_word = "geometric mean" if log_y else "mean"
     band = {f"{middle_word} and 95 % interval of {seeds} seeds": "band"} if seeds > 1 else {}
@@ -388,6 +394,7 @@ def _name_row(ax: Axes, place: int, arm: Arm, found: Interval, decimals: int | N
         "xycoords": ax.get_yaxis_transform(),
         "textcoords": "offset points",
         "ha": "right",
+        "gid": ROW_NAME,
     }
     setting = str(arm)[len(arm.method) + 2 : -1]
     ax.annotate(arm.method, (0, place), (-8, 1 if setting else 0), va="bottom" if setting else "center",
@@ -507,7 +514,10 @@ def _decade(value: float, _: float) -> str:
 def _steps(x: str | Sequence[float] | None, table: Table, arm: Arm, length: int) -> list[float]:
     if x is None:
         return [float(step) for step in range(1, length + 1)]
-    return list(table.series(arm, x)[0] if isinstance(x, str) else x)[:length]
+    if not isinstance(x, str):
+        return list(x)[:length]
+    columns = zip(*(places[:length] for places in table.series(arm, x)), strict=True)
+    return [math.fsum(column) / len(column) for column in columns]
 
 
 def _finite(by_seed: Mapping[int, float]) -> list[float]:

@@ -84,9 +84,9 @@ def _head(report: Report) -> Iterator[str]:
     yield f'<p class="kicker">Leyden report · <code>{escape(report.name)}</code></p>'
     yield f"<h1>{escape(claim.title)}</h1>"
     source = f"Claimed in: {escape(claim.source)}."
-    if paper is None:
+    if paper is None and claim.source:
         yield f'<p class="cite">{source}</p>'
-    else:
+    elif paper is not None:
         title = escape(paper.title)
         if paper.url.startswith(("https://", "http://")):
             title = f'<a href="{escape(paper.url)}" rel="noreferrer">{title}</a>'
@@ -103,6 +103,7 @@ def _head(report: Report) -> Iterator[str]:
         f"<div><dt>{key}</dt><dd>{escape(value)}</dd></div>" for key, value in report.facts.items()
     )
     yield f'<dl class="facts">{facts}</dl>'
+    yield from (f'<p class="note">{escape(note)}</p>' for note in report.notes)
 
 
 def _verdicts(report: Report) -> Iterator[str]:
@@ -120,12 +121,18 @@ def _verdicts(report: Report) -> Iterator[str]:
 
 
 def _verdict(verdict: Verdict, says: str, report: Report) -> str:
-    measured = f"Measured here, {escape(report.scale)} scale, {count(len(report.table.seeds), 'seed')}"
+    scale = f", {escape(report.scale)} scale" if report.scale else ""
+    measured = f"Measured here{scale}, {count(len(report.table.seeds), 'seed')}"
+    paper = (
+        f"<div><dt>The paper says</dt><dd>{escape(says or NO_QUOTE)}</dd></div>"
+        if report.claim.source
+        else ""
+    )
     badge = f'<span class="badge">{_icon(verdict.outcome)}{verdict.outcome}</span>'
     return (
         f'<article class="card verdict {_CLASSES[verdict.outcome]}">'
         f"<header><h3>{escape(verdict.text)}</h3>{badge}</header>"
-        f'<dl class="sides"><div><dt>The paper says</dt><dd>{escape(says or NO_QUOTE)}</dd></div>'
+        f'<dl class="sides">{paper}'
         f'<div><dt>{measured}</dt><dd><span class="estimate">{escape(estimate_text(verdict))}</span>'
         f'<span class="must">{escape(threshold_text(verdict))}</span>{_scale(verdict)}'
         f'<p class="detail">{escape(verdict.detail)}.</p></dd></div></dl></article>'
@@ -136,7 +143,7 @@ def _results(report: Report) -> Iterator[str]:
     yield "<h2>Results</h2>"
     tuned = ", each method at the setting that tuning chose" if report.claim.validation else ""
     caption = f"Mean over seeds with its 95 % interval{tuned}."
-    table = summary_table(report.claim, report.table)
+    table = summary_table(report.claim, report.table, report.chosen)
     yield f'<div class="card">{_table(table, caption, setting_column=1, show_caption=True)}</div>'
 
 
@@ -153,7 +160,7 @@ def _figures(pictures: Mapping[str, Picture]) -> Iterator[str]:
 
 
 def _tuning(report: Report) -> Iterator[str]:
-    grids = list(tuning_tables(report.claim, report.table))
+    grids = list(tuning_tables(report.claim, report.table, report.chosen))
     if not grids:
         return
     yield "<h2>Tuning</h2>"
@@ -184,7 +191,7 @@ def _failures(report: Report) -> Iterator[str]:
 
 
 def _numbers(report: Report) -> Iterator[str]:
-    tables = list(every_number(report.claim, report.table))
+    tables = list(every_number(report.claim, report.table, report.chosen))
     if not tables:
         return
     yield '<h2>Every number</h2>\n<div class="card">'
@@ -194,7 +201,7 @@ def _numbers(report: Report) -> Iterator[str]:
 
 
 def _origin(report: Report) -> Iterator[str]:
-    yield f'<h2>Repeat it</h2>\n<div class="card"><pre class="command">{escape(report.repeat)}</pre>'
+    yield f'<h2>Repeat it</h2>\n<div class="card"><pre class="command">{_words(report.repeat)}</pre>'
     pairs = [*flat(report.settings), *report.provenance.items()]
     if pairs:
         items = "".join(f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in pairs)
@@ -223,9 +230,9 @@ def _table(
         rows.append(f'<tr role="row"{mark}>{first}{rest}</tr>')
     quiet = "" if show_caption else ' class="quiet"'
     return (
-        f'<table class="stack" role="table"><caption{quiet}>{escape(caption)}</caption>'
+        f'<div class="wide"><table class="stack" role="table"><caption{quiet}>{escape(caption)}</caption>'
         f'<thead role="rowgroup"><tr role="row">{head}</tr></thead>'
-        f'<tbody role="rowgroup">{"".join(rows)}</tbody></table>'
+        f'<tbody role="rowgroup">{"".join(rows)}</tbody></table></div>'
     )
 
 
@@ -237,6 +244,11 @@ def _remark(text: str) -> str:
 def _cell(heading: str, text: str) -> str:
     label = escape(heading.removesuffix(" [95 %]"))
     return f'<td role="cell" data-label="{label}" class="number"><span>{escape(text)}</span></td>'
+
+
+def _words(command: str) -> str:
+    """A command that breaks between its words alone, not after the hyphens of an option."""
+    return " ".join(f"<span>{escape(word)}</span>" for word in command.split(" "))
 
 
 def _icon(outcome: Outcome) -> str:

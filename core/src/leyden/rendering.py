@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import io
+import re
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from leyden.figures import LEGEND, place_legend
+from leyden.figures import LEGEND, ROW_NAME, place_legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
 NARROW = 4.0
 """Width in inches of a figure on a narrow page."""
@@ -19,8 +21,14 @@ NARROW = 4.0
 DOTS = 200
 """Dots an inch: twice what a page shows, so that it is sharp on any screen."""
 
+_NAMES = 0.45
+"""Share of a figure's width that the names of its rows may take."""
+
 _LETTER = 0.0083
 """Mean width of a letter in inches, by point of its size."""
+
+_LINE = 0.17
+"""Height in inches of another line of a row's name."""
 
 
 def png(figure: Figure, *, narrow: bool = False) -> bytes:
@@ -112,23 +120,58 @@ def _shares_y(figure: Figure) -> bool:
 
 @contextmanager
 def _wrapped(figure: Figure) -> Iterator[None]:
-    """Break titles and the labels of the horizontal axes where they would leave the figure."""
-    width = figure.get_size_inches()[0] - 0.25
+    """Break titles and labels where they would leave the figure, and rows' names where they would fill it."""
+    width, height = figure.get_size_inches()
+    width -= 0.25
     shapes = [spec.get_gridspec().ncols for ax in figure.axes if (spec := ax.get_subplotspec()) is not None]
     column = 0.85 * width / max(shapes, default=1)
+    names = [text for ax in figure.axes for text in ax.texts if text.get_gid() == ROW_NAME]
     title = getattr(figure, "_suptitle", None)
-    rooms = [] if title is None else [(title, width)]
-    for ax in figure.axes:
-        rooms += [(ax.xaxis.label, column), (ax.title, column)]
-    before = [text.get_text() for text, _ in rooms]
-    for text, room in rooms:
-        letters = max(int(room / (_LETTER * text.get_fontsize())), 12)
+    others = [title] if title is not None else []
+    others += [text for ax in figure.axes for text in (ax.xaxis.label, ax.title)]
+    before = {text: text.get_text() for text in (*names, *others)}
+    for name in names:
+        name.set_text(_fill_name(name.get_text(), _letters(name, _NAMES * width)))
+    taken = max((_width(name) for name in names), default=0.0)
+    for text in others:
+        letters = _letters(text, width if text is title else min(column, width - taken))
         text.set_text("\n".join(textwrap.fill(line, letters) for line in text.get_text().split("\n")))
+    higher = max((name.get_text().count("\n") for name in names), default=0)
+    figure.set_size_inches(width + 0.25, height + higher * _LINE * len(names) / 2)
     try:
         yield
     finally:
-        for (text, _), old in zip(rooms, before, strict=True):
+        figure.set_size_inches(width + 0.25, height)
+        for text, old in before.items():
             text.set_text(old)
+
+
+def _letters(text: Text, room: float) -> int:
+    return max(int(room / (_LETTER * text.get_fontsize())), 12)
+
+
+def _width(text: Text) -> float:
+    return max(len(line) for line in text.get_text().split("\n")) * _LETTER * text.get_fontsize()
+
+
+def _fill_name(name: str, letters: int) -> str:
+    r"""Break a name at spaces and, where one word is too long, before its capitals.
+
+    >>> _fill_name("PolyakStepSize of Adam", 12).split("\n")
+    ['PolyakStep', 'Size of Adam']
+    """
+    pieces = [
+        piece
+        for word in re.split(r"(?<= )", name)
+        for piece in (re.split(r"(?<=[a-z])(?=[A-Z])", word) if len(word) > letters else [word])
+    ]
+    lines = [""]
+    for piece in pieces:
+        if lines[-1] and len((lines[-1] + piece).rstrip()) > letters:
+            lines.append(piece)
+        else:
+            lines[-1] += piece
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _rearrange_legend(figure: Figure) -> None:
