@@ -147,11 +147,11 @@ def _wrapped(figure: Figure) -> Iterator[None]:
 
 
 def _letters(text: Text, room: float) -> int:
-    return max(int(room / (_LETTER * text.get_fontsize())), 12)
+    return max(int(room / (_LETTER * float(text.get_fontsize()))), 12)
 
 
 def _width(text: Text) -> float:
-    return max(len(line) for line in text.get_text().split("\n")) * _LETTER * text.get_fontsize()
+    return max(len(line) for line in text.get_text().split("\n")) * _LETTER * float(text.get_fontsize())
 
 
 def _fill_name(name: str, letters: int) -> str:
