@@ -55,14 +55,14 @@ class Cell:
         seed: the seed; cells of the same seed are paired.
         setting: the values that distinguish it from its neighbours on the method's grid, such as
             ``{"M": 1.0}``.
-        scale: name of the scale it belongs to.
+        scale: name of the scale it belongs to; empty for a cell of no claim.
         options: further values that `Claim.run` needs and that are the same for the whole method or scale.
     """
 
     method: str
     seed: int
     setting: Mapping[str, Scalar] = field(default_factory=dict)
-    scale: ScaleName = "laptop"
+    scale: ScaleName | Literal[""] = "laptop"
     options: Mapping[str, Scalar] = field(default_factory=dict)
 
     @property
@@ -271,6 +271,8 @@ class Claim(ABC):
             summary table shows every setting.
         validation_mode: whether a larger or a smaller value of that is better; None: as ``mode``.
         reference: the method that the summary table compares the others with; empty for none.
+        ratios: further numbers that cells measure, of which the summary table shows the ratio to the
+            reference: for each its heading.
         imports: modules that each worker imports once, before the clock of its first cell starts.
     """
 
@@ -286,6 +288,7 @@ class Claim(ABC):
     validation: ClassVar[str] = ""
     validation_mode: ClassVar[Mode | None] = None
     reference: ClassVar[str] = ""
+    ratios: ClassVar[Mapping[str, str]] = {}
     imports: ClassVar[tuple[str, ...]] = ("lightning",)
 
     @abstractmethod

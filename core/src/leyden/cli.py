@@ -147,6 +147,41 @@ def _parser() -> _Parser:
     page.add_argument("--no-open", action="store_true", help="print the address alone")
     page.set_defaults(run=_ui)
 
+    compare = commands.add_parser(
+        "compare", help="try plugins in a project of your own, equally tuned, against what is there"
+    )
+    compare.add_argument(
+        "--config", action="append", required=True, help="your LightningCLI YAML; may be given several times"
+    )
+    compare.add_argument(
+        "--try",
+        dest="tries",
+        action="append",
+        nargs="+",
+        required=True,
+        metavar=("PLUGIN[.COMPONENT]", "KEY=VALUE"),
+        help="what to try, with arguments to fix (key=value) or to tune (key=low..high)",
+    )
+    compare.add_argument(
+        "--tune",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="KEY=LOW..HIGH",
+        help="what to tune of the baseline, by dotted key; by default its learning rate",
+    )
+    compare.add_argument("--trials", type=_seed, default=8, help="settings to try for each arm (default 8)")
+    compare.add_argument("--seeds", type=_count, default=5, help="seeds to judge each arm with (default 5)")
+    compare.add_argument("--metric", help="the validation metric; val_loss or the only one by default")
+    compare.add_argument("--mode", help="max or min; by default what the metric's name tells")
+    compare.add_argument("--dry-run", action="store_true", help="say what would run and how long")
+    compare.add_argument(
+        "--jobs", type=_count, help="how many fits at once; by default what plugins.toml says, or one a core"
+    )
+    compare.add_argument("--executor", help="loky (this machine) or ray (a cluster)")
+    compare.add_argument("--resume", action="store_true", help="run only what is missing or failed")
+    compare.set_defaults(run=_compare)
+
     doctor = commands.add_parser("doctor", help="what is installed, what is missing, does tracking work")
     doctor.set_defaults(run=_doctor)
     return parser
@@ -210,6 +245,28 @@ def _ui(chosen: argparse.Namespace) -> int:
     from leyden.ui import ui
 
     return ui(port=chosen.port, open_browser=not chosen.no_open, console=_console())
+
+
+def _compare(chosen: argparse.Namespace) -> int:
+    from leyden.compare import compare
+    from leyden.manager import manager, warn_once
+
+    for problem in manager().problems:
+        warn_once(problem)
+    return compare(
+        chosen.config,
+        chosen.tries,
+        tune=chosen.tune,
+        trials=chosen.trials,
+        seeds=chosen.seeds,
+        metric=chosen.metric,
+        mode=chosen.mode,
+        dry_run=chosen.dry_run,
+        jobs=chosen.jobs,
+        executor=chosen.executor,
+        resume=chosen.resume,
+        console=_console(),
+    )
 
 
 def _doctor(chosen: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 MINUS = "\N{MINUS SIGN}"
+TIMES = "\N{MULTIPLICATION SIGN}"
 
 _LONG = {"val": "validation", "acc": "accuracy", "grad": "gradient", "sq": "squared"}
 

@@ -208,7 +208,7 @@ class LeydenCLI(LightningCLI):
             raise
         finally:
             text = one_line(failure) if failure else ""
-            result = RunResult(status=status_of(failure), metrics=_metrics(self.trainer), error=text)
+            result = RunResult(status=status_of(failure), metrics=logged_metrics(self.trainer), error=text)
             manager().run_end(run, result)
 
 
@@ -277,21 +277,42 @@ def fit_config(
         path = config_path(str(config))
         files, document = [path], load_config(path)
     document = merged(document, full_names(dict(overrides or {})))
-    document = merged(document, _quiet_trainer(document))
-    with _quiet():
-        cli = LeydenCLI(
-            args=document,
-            config_files=files,
-            run=False,
-            load_from_checkpoint_support=bool(document["trainer"]["enable_checkpointing"]),
-            trainer_defaults={"callbacks": list(callbacks)},
-        )
+    with quietly():
+        cli = quiet_cli(document, files=files, callbacks=callbacks)
         cli.trainer.fit(cli.model, datamodule=cli.datamodule)
-        metrics = _metrics(cli.trainer)
-        if test and is_overridden("test_step", cli.model) and _has_test_data(cli.model, cli.datamodule):
+        metrics = logged_metrics(cli.trainer)
+        if test and can_test(cli):
             cli.trainer.test(cli.model, datamodule=cli.datamodule, verbose=False)
-            metrics |= _metrics(cli.trainer)
+            metrics |= logged_metrics(cli.trainer)
     return Fitted(trainer=cli.trainer, model=cli.model, datamodule=cli.datamodule, metrics=metrics)
+
+
+def quiet_cli(
+    document: Mapping[str, Any],
+    *,
+    files: Sequence[Path] = (),
+    callbacks: Sequence[Callback] = (),
+    idle_logger: Any = False,
+) -> LeydenCLI:
+    """Make the objects of a configuration for a run that shows nothing and writes no checkpoints unasked.
+
+    Args:
+        document: the configuration.
+        files: where it was read from; errors name them.
+        callbacks: further callbacks.
+        idle_logger: the Trainer's logger where no run is active (`leyden.tracking.use_run`).
+
+    Raises:
+        UsageError: if the configuration is wrong.
+    """
+    whole = merged(document, _quiet_trainer(document, idle_logger))
+    return LeydenCLI(
+        args=whole,
+        config_files=files,
+        run=False,
+        load_from_checkpoint_support=bool(whole["trainer"]["enable_checkpointing"]),
+        trainer_defaults={"callbacks": list(callbacks)},
+    )
 
 
 def run_config(
@@ -350,7 +371,7 @@ def _trainer_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"logger": logger, "default_root_dir": RUNS, **given, "callbacks": callbacks}
 
 
-def _quiet_trainer(document: Mapping[str, Any]) -> dict[str, Any]:
+def _quiet_trainer(document: Mapping[str, Any], idle_logger: Any) -> dict[str, Any]:
     """What the Trainer of a cell does not do unless it is asked to."""
     from leyden.tracking import active_run
 
@@ -362,7 +383,7 @@ def _quiet_trainer(document: Mapping[str, Any]) -> dict[str, Any]:
         "enable_model_summary": False,
         "enable_checkpointing": any(name.endswith("Checkpoint") for name in named),
     }
-    logger = {"class_path": _LOGGER} if active_run() else False
+    logger = {"class_path": _LOGGER} if active_run() else idle_logger
     return {"trainer": {**{key: value for key, value in quiet.items() if key not in said}, "logger": logger}}
 
 
@@ -395,11 +416,15 @@ def _wrong_checkpoint(reference: str) -> str:
         )
 
 
-def _has_test_data(model: LightningModule, datamodule: LightningDataModule | None) -> bool:
-    return is_overridden("test_dataloader", datamodule or model)
+def can_test(cli: LeydenCLI) -> bool:
+    """Whether a configuration's model can be tested and there is test data."""
+    return is_overridden("test_step", cli.model) and is_overridden(
+        "test_dataloader", cli.datamodule or cli.model
+    )
 
 
-def _metrics(trainer: Trainer) -> dict[str, float]:
+def logged_metrics(trainer: Trainer) -> dict[str, float]:
+    """The last value of every logged metric."""
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
@@ -425,7 +450,7 @@ def _is_no_advertisement(record: logging.LogRecord) -> bool:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Keep Lightning's notes on hardware, seeds and loaders out of a cell's output."""
     loggers = [logging.getLogger(name) for name in _LIGHTNING_LOGGERS]
     levels = [logger.level for logger in loggers]

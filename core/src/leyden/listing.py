@@ -6,6 +6,7 @@ import contextlib
 import json
 import textwrap
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from rich.table import Table
 from leyden.claims import SCALES, Claim
 from leyden.formatting import count
 from leyden.manager import Manager, Plugin
-from leyden.model import Component
+from leyden.model import Component, Range, Space
 
 _COLOURS = {"holds": "green", "does not hold": "red", "undecided": "yellow"}
 _USES = {
@@ -73,6 +74,12 @@ def show_plugin(console: Console, manager: Manager, plugin: Plugin) -> None:
                 f"[dim]{component.kind}[/dim]", f"[bold]{component.path}[/bold]", escape(component.summary)
             )
         _section(console, "Components", table)
+        searched = [component for component in plugin.components if component.search]
+        if searched:
+            table = _grid(names=1)
+            for component in searched:
+                table.add_row(f"[bold]{component.name}[/bold]", escape(search_text(component.search)))
+            _section(console, "What leyden compare tunes", table)
     if plugin.option_specs:
         values = manager.options(plugin.name)
         table = _grid(names=1)
@@ -134,6 +141,20 @@ def last_verdicts(reports: Path) -> tuple[dict[str, str], str]:
             outcomes = {verdict["statement"]: verdict["outcome"] for verdict in report["verdicts"]}
             return outcomes, f"{report['scale']}, {report['date'][:10]}"
     return {}, ""
+
+
+def search_text(search: Mapping[str, Space]) -> str:
+    """A search space in words.
+
+    >>> search_text({"M": Range(0.001, 10), "nesterov": (False, True)})
+    'M: 0.001 to 10, logarithmic; nesterov: False, True'
+    """
+    return "; ".join(f"{name}: {space_text(space)}" for name, space in search.items())
+
+
+def space_text(space: Space) -> str:
+    """What tuning may try for one argument, in words."""
+    return str(space) if isinstance(space, Range) else ", ".join(map(str, space))
 
 
 def three_lines(component: Component) -> str:

@@ -28,6 +28,7 @@ from leyden.model import (
     Component,
     Option,
     Paper,
+    Range,
     Run,
     RunResult,
 )
@@ -381,6 +382,11 @@ def _component(item: object) -> Component:
             raise ValueError(
                 f"{item.path}: unknown capability '{capability}'; {hint(capability, CAPABILITIES)}"
             )
+    for name, space in item.search.items():
+        if not isinstance(space, Range) and not (isinstance(space, tuple) and space):
+            raise TypeError(f"{item.path}: search of '{name}' must be a Range or a tuple, got {space!r:.60}")
+    if item.swap:
+        _dotted(item.swap)
     return item
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -45,6 +46,55 @@ class Paper:
     exact: str = ""
 
 
+@dataclass(frozen=True)
+class Range:
+    """The numbers between two ends, both included, that tuning may try for an argument.
+
+    Attributes:
+        low: the smallest.
+        high: the largest.
+        log: whether numbers are drawn evenly on a logarithmic scale; then ``low`` must be positive.
+        integer: whether only whole numbers are meant.
+
+    Raises:
+        ValueError: if an end is not finite, the ends are not in order, or they do not fit ``log`` or
+            ``integer``.
+
+    >>> Range(0.001, 10), str(Range(1, 8, log=False, integer=True))
+    (Range(low=0.001, high=10, log=True, integer=False), '1 to 8, whole numbers')
+    """
+
+    low: float
+    high: float
+    log: bool = True
+    integer: bool = False
+
+    def __post_init__(self) -> None:
+        for name, end in (("low", self.low), ("high", self.high)):
+            if isinstance(end, bool) or not isinstance(end, int | float) or not math.isfinite(end):
+                raise ValueError(f"{name} of a range must be a finite number, got {end!r}")
+            if self.integer and end != int(end):
+                raise ValueError(f"{name} of a range of whole numbers must be one, got {end!r}")
+        if not self.low < self.high:
+            raise ValueError(f"low of a range must be below high, got {self.low!r} and {self.high!r}")
+        if self.log and self.low <= 0:
+            raise ValueError(f"low of a logarithmic range must be above 0, got {self.low!r}")
+
+    def __contains__(self, value: object) -> bool:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        return self.low <= value <= self.high and (not self.integer or value == int(value))
+
+    def __str__(self) -> str:
+        """The range in words."""
+        said = [f"{self.low:g} to {self.high:g}", "logarithmic" * self.log, "whole numbers" * self.integer]
+        return ", ".join(filter(None, said))
+
+
+Space = Range | tuple[bool | int | float | str | None, ...]
+"""What tuning may try for one argument: a range, or one of several values."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Component:
     """One thing that a plugin contributes.
@@ -60,6 +110,10 @@ class Component:
             which the conformance kit tries the component. Empty: the kit's own small classifier.
         exempt: checks of the kit that cannot apply to it, by name, each with the reason that its
             documentation gives.
+        search: what ``leyden compare`` may try for its arguments, by name: a `Range`, or a tuple of values.
+        swap: dotted path of a function that puts it into somebody else's model, for ``leyden compare``. It
+            takes the LightningModule and the component's arguments by name, and returns a LightningModule.
+            Needed for kinds without a place of their own in a configuration, such as ``"layer"``.
     """
 
     kind: Kind
@@ -69,6 +123,8 @@ class Component:
     example: str = ""
     trial: str = ""
     exempt: Mapping[str, str] = field(default_factory=dict, hash=False)
+    search: Mapping[str, Space] = field(default_factory=dict, hash=False)
+    swap: str = ""
 
     @property
     def name(self) -> str:
@@ -114,7 +170,7 @@ class Run:
     Attributes:
         key: identity of the run, unique on every machine.
         name: the run's name in MLflow.
-        kind: ``"fit"``, ``"validate"``, ``"test"``, ``"predict"`` or ``"claim"``.
+        kind: ``"fit"``, ``"validate"``, ``"test"``, ``"predict"``, ``"claim"`` or ``"compare"``.
         plugin: the plugin whose claim it is, or an empty string.
         settings: the resolved settings.
     """

@@ -1,4 +1,4 @@
-"""What `leyden reproduce` shows and leaves: a table on the terminal, Markdown, a page, pictures, verdicts.
+"""What `leyden reproduce` and `leyden compare` leave: a table on the terminal, Markdown, a page, pictures.
 
 A report's folder holds ``report.html`` (complete in itself: no request leaves the page), ``table.md``, a PNG
 for each figure, and ``verdicts.json``, which `leyden claims` reads and which is written last, so that where
@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any
 from leyden.claims import Claim, Table
 from leyden.errors import LeydenError
 from leyden.files import write_atomic
-from leyden.formatting import MINUS, error_line
+from leyden.formatting import MINUS, TIMES, error_line
 from leyden.model import Outcome
+from leyden.statistics import Selection
 from leyden.summary import (
     ICONS,
     NO_QUOTE,
@@ -57,7 +58,7 @@ __all__ = [
 ]
 
 VERDICTS = "verdicts.json"
-_ASCII = str.maketrans({"✓": "+", "✗": "x", MINUS: "-", "∞": "inf", "·": "-"})
+_ASCII = str.maketrans({"✓": "+", "✗": "x", MINUS: "-", "∞": "inf", "·": "-", TIMES: "x"})
 _COLOURS: Mapping[Outcome, str] = {"holds": "green", "does not hold": "red", "undecided": "yellow"}
 
 
@@ -177,7 +178,7 @@ def to_terminal(console: Console, report: Report) -> None:
 
     console.print(text(report.claim.title, "bold"))
     console.print(text(" · ".join([report.name, *_facts(report)]), "dim"))
-    summary = summary_table(report.claim, report.table)
+    summary = summary_table(report.claim, report.table, report.chosen)
     grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     grid.add_column(summary.headings[0])
     for heading in summary.headings[2:]:
@@ -195,6 +196,8 @@ def to_terminal(console: Console, report: Report) -> None:
         told = Text("\n").join([text(verdict.text), text(measured, "bold"), text(verdict.detail, "dim")])
         verdicts.add_row(text(_badge(verdict.outcome), f"bold {_COLOURS[verdict.outcome]}"), told)
     console.print(verdicts)
+    for note in report.notes:
+        console.print(text(note, "dim"))
     for result in report.table.failed:
         console.print(text(f"{result.cell.name} {result.status}: {error_line(result.error)}", "red"))
     for problem in report.problems:
@@ -220,16 +223,15 @@ def to_markdown(report: Report, *, figures: list[str] | None = None) -> str:
     parts = [
         f"# {claim.title}",
         " · ".join([f"`{report.name}`", *_facts(report)]),
-        f"Claimed in: {claim.source}."
-        if report.paper is None
-        else f"{_citation(report)} Claimed in: {claim.source}.",
+        f"{_citation(report)} Claimed in: {claim.source}.".strip() if claim.source else "",
+        "\n".join(f"- {note}" for note in report.notes),
         "## Verdicts",
         _markdown_table(_verdict_table(report)),
         "## Results",
-        markdown_table(claim, report.table),
+        markdown_table(claim, report.table, report.chosen),
         *(f"![{name}]({name}.png)" for name in figures or []),
     ]
-    tuned = list(tuning_tables(claim, report.table))
+    tuned = list(tuning_tables(claim, report.table, report.chosen))
     if tuned:
         parts.append("## Tuning")
     for selection, grid in tuned:
@@ -251,23 +253,21 @@ def to_markdown(report: Report, *, figures: list[str] | None = None) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def markdown_table(claim: Claim, table: Table) -> str:
+def markdown_table(claim: Claim, table: Table, chosen: Mapping[str, Selection] | None = None) -> str:
     """The summary table alone, as Markdown."""
-    return _markdown_table(_with_remarks(summary_table(claim, table)))
+    return _markdown_table(_with_remarks(summary_table(claim, table, chosen)))
 
 
 def _verdict_table(report: Report) -> SummaryTable:
     rows = []
     for verdict in report.verdicts:
         told = f"{estimate_text(verdict)}; {threshold_text(verdict)}. {verdict.detail}"
-        rows.append(
-            (verdict.text, _paper_says(report.claim, verdict.statement), told, _badge(verdict.outcome))
-        )
-    measured = f"Measured here, {report.scale} scale"
+        says = (_paper_says(report.claim, verdict.statement),) if report.claim.source else ()
+        rows.append((verdict.text, *says, told, _badge(verdict.outcome)))
+    measured = f"Measured here, {report.scale} scale" if report.scale else "Measured here"
+    says = ("The paper says",) if report.claim.source else ()
     return SummaryTable(
-        headings=("Statement", "The paper says", measured, "Verdict"),
-        rows=tuple(rows),
-        remarks=((),) * len(rows),
+        headings=("Statement", *says, measured, "Verdict"), rows=tuple(rows), remarks=((),) * len(rows)
     )
 
 

@@ -83,7 +83,7 @@ def reproduce(
             say(console, problem, "red")
     complete = len(plugins.problems) == len(known_problems)
     try:
-        with termination_as_exit(), _session(plugins.settings.tracking, console) as session:
+        with termination_as_exit(), tracking_session(plugins.settings.tracking, console) as session:
             for plugin, claim in claims:
                 try:
                     reproduction = _Reproduction(plugin, claim(), plan, plugins, session, console)
@@ -174,7 +174,8 @@ def _claims(names: Sequence[str], plugins: Manager) -> list[tuple[Plugin, type[C
 
 
 @contextlib.contextmanager
-def _session(settings: TrackingSettings, console: Console) -> Iterator[Session | None]:
+def tracking_session(settings: TrackingSettings, console: Console) -> Iterator[Session | None]:
+    """Open a tracking session for as long as the context lasts; None where tracking is turned off."""
     if not settings.enabled:
         yield None
         return
@@ -317,7 +318,7 @@ class _Reproduction:
                 run.artifact(path)
             for path in files.figures.values():
                 run.artifact(path, "figures")
-            say(self.console, f"MLflow run: {self._run_id(run)}")
+            say(self.console, f"MLflow run: {run_id(run)}")
         say(self.console, f"Report: {files.html}")
 
     def _judge(self, table: Table) -> Sequence[Verdict]:
@@ -373,11 +374,13 @@ class _Reproduction:
             "executor": self.plan.executor,
         }
 
-    def _run_id(self, run: RunWriter) -> str:
-        try:
-            return run.run_id(timeout=10.0)
-        except LeydenError as error:
-            return f"not in the store yet: {error}"
+
+def run_id(run: RunWriter) -> str:
+    """The run's identity in MLflow, or in words that it is not there yet."""
+    try:
+        return run.run_id(timeout=10.0)
+    except LeydenError as error:
+        return f"not in the store yet: {error}"
 
 
 def _checked(verdict: Verdict, claim: Claim) -> Verdict:

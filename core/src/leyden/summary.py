@@ -10,6 +10,7 @@ from typing import Any
 
 from leyden.claims import Arm, Claim, Table
 from leyden.formatting import (
+    TIMES,
     axis_label,
     common_decimals,
     count,
@@ -36,7 +37,7 @@ class Report:
         table: its results.
         verdicts: what `Claim.judge` returned.
         plugin: name of the plugin that makes the claim.
-        scale: name of the scale it ran at.
+        scale: name of the scale it ran at; empty for what has none.
         paper: the plugin's paper.
         settings: what the run was asked for, such as jobs and executor; nested values get dotted names.
         provenance: versions, platform and commit, from `leyden.provenance`.
@@ -44,6 +45,8 @@ class Report:
         seconds: how long it took by the clock; NaN if unknown.
         date: when it ended.
         problems: what went wrong besides failed cells, such as a figure that could not be drawn.
+        chosen: what tuning chose, by method, where it did so on other results than those of the table.
+        notes: what a reader should know, in sentences.
     """
 
     claim: Claim
@@ -58,6 +61,8 @@ class Report:
     seconds: float = math.nan
     date: datetime = field(default_factory=lambda: datetime.now(UTC))
     problems: tuple[str, ...] = ()
+    chosen: Mapping[str, Selection] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -79,7 +84,8 @@ class Report:
         cells = f"{len(self.table)}" + (f", {failed} failed" if failed else "")
         seeds = self.table.seeds
         which = f", {min(seeds)} to {max(seeds)}" if seeds and min(seeds) > 0 else ""
-        facts = {"Scale": self.scale, "Seeds": f"{len(seeds)}{which}", "Cells": cells}
+        facts = {"Scale": self.scale} if self.scale else {}
+        facts |= {"Seeds": f"{len(seeds)}{which}", "Cells": cells}
         if math.isfinite(self.seconds):
             facts["Time"] = duration(self.seconds)
         return {**facts, "Date": self.date.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")}
@@ -109,6 +115,7 @@ class Row:
         edges: where the choice lies at the edge of its grid, in words.
         difference: paired difference to the reference; None for the reference itself and where there is none.
         pairs: how many pairs that rests on.
+        ratios: for each of the claim's ``ratios`` the geometric mean of the paired ratios to the reference.
     """
 
     arm: Arm
@@ -119,6 +126,7 @@ class Row:
     edges: tuple[str, ...] = ()
     difference: Interval | None = None
     pairs: int = 0
+    ratios: Mapping[str, Interval] = field(default_factory=dict)
 
     @property
     def setting(self) -> str:
@@ -145,10 +153,16 @@ def selections(claim: Claim, table: Table) -> dict[str, Selection]:
     }
 
 
-def summary_rows(claim: Claim, table: Table) -> list[Row]:
-    """The lines of the summary table: each method at its tuned setting, or every setting if none is tuned."""
+def summary_rows(claim: Claim, table: Table, chosen: Mapping[str, Selection] | None = None) -> list[Row]:
+    """The lines of the summary table: each method at its tuned setting, or every setting if none is tuned.
+
+    Args:
+        claim: the claim.
+        table: its results.
+        chosen: what tuning chose, by method, where it did so on other results.
+    """
     rows = []
-    for method, selection in selections(claim, table).items():
+    for method, selection in {**selections(claim, table), **(chosen or {})}.items():
         points = best(table, method, claim.metric, claim.mode).grid
         if not claim.validation:
             rows += [_row(point) for point in points]
@@ -180,8 +194,21 @@ def _compared(rows: list[Row], claim: Claim, table: Table) -> list[Row]:
             continue
         own = _finite(table, row.arm, claim.metric)
         gains = [own[seed] - base[seed] for seed in sorted(own.keys() & base.keys())]
-        compared.append(replace(row, difference=interval(gains), pairs=len(gains)))
+        ratios = {name: _ratio(table, row.arm, references[0], name) for name in claim.ratios}
+        compared.append(replace(row, difference=interval(gains), pairs=len(gains), ratios=ratios))
     return compared
+
+
+def _ratio(table: Table, arm: Arm, reference: Arm, name: str) -> Interval:
+    """The geometric mean of the ratios at the seeds where both are positive, with its interval."""
+    own, base = _finite(table, arm, name), _finite(table, reference, name)
+    logarithms = [
+        math.log(own[seed] / base[seed])
+        for seed in sorted(own.keys() & base.keys())
+        if own[seed] > 0 and base[seed] > 0
+    ]
+    found = interval(logarithms)
+    return Interval(*(math.exp(end) if end < 700 else math.inf for end in found))
 
 
 def _finite(table: Table, arm: Arm, metric: str) -> dict[int, float]:
@@ -197,15 +224,22 @@ class SummaryTable:
     remarks: tuple[tuple[str, ...], ...]
 
 
-def summary_table(claim: Claim, table: Table) -> SummaryTable:
-    """The summary in words: method, setting, mean with interval, seeds, difference to the reference."""
-    rows = summary_rows(claim, table)
+def summary_table(claim: Claim, table: Table, chosen: Mapping[str, Selection] | None = None) -> SummaryTable:
+    """The summary in words: method, setting, mean with interval, seeds, difference to the reference, ratios.
+
+    Args:
+        claim: the claim.
+        table: its results.
+        chosen: what tuning chose, by method, where it did so on other results.
+    """
+    rows = summary_rows(claim, table, chosen)
     compared = any(row.difference for row in rows)
     decimals = common_decimals(row.found for row in rows)
     differences = common_decimals(row.difference for row in rows if row.difference)
     headings = ["Method", "Setting", f"{axis_label(claim.metric, claim.unit)} [95 %]", "Seeds"]
     if compared:
         headings.append(f"Difference to {claim.reference} [95 %]")
+        headings += [f"{heading} [95 %]" for heading in claim.ratios.values()]
     lines = []
     for row in rows:
         tuned = f"best of {row.tried}" if row.tried > 1 else ""
@@ -215,42 +249,50 @@ def summary_table(claim: Claim, table: Table) -> SummaryTable:
             gap = row.difference
             same = "reference" if row.arm.method == claim.reference and row.seeds else "none"
             line.append(interval_text(*gap, sign=True, decimals=differences) if gap else same)
+            line += [ratio_text(row.ratios[name]) if row.ratios else same for name in claim.ratios]
         lines.append(tuple(line))
     return SummaryTable(
         headings=tuple(headings), rows=tuple(lines), remarks=tuple(row.remarks for row in rows)
     )
 
 
-def tuning_tables(claim: Claim, table: Table) -> Iterator[tuple[Selection, SummaryTable]]:
-    """For each tuned method its choice and its grid: setting, validation metric, claim's metric, seeds."""
+def tuning_tables(
+    claim: Claim, table: Table, chosen: Mapping[str, Selection] | None = None
+) -> Iterator[tuple[Selection, SummaryTable]]:
+    """For each tuned method its choice and its grid: setting, validation metric, claim's metric, seeds.
+
+    Args:
+        claim: the claim.
+        table: its results.
+        chosen: what tuning chose, by method, where it did so on other results; those have no claim's metric.
+    """
     if not claim.validation:
         return
-    for method, selection in selections(claim, table).items():
+    for method, selection in (chosen or selections(claim, table)).items():
         if len(selection.grid) < 2:
             continue
-        judged = best(table, method, claim.metric, claim.mode).grid
+        judged = selection.grid if chosen else best(table, method, claim.metric, claim.mode).grid
         by_validation = common_decimals(point.interval for point in selection.grid)
         by_metric = common_decimals(point.interval for point in judged)
         rows, remarks = [], []
         for point, test in zip(selection.grid, judged, strict=True):
-            rows.append(
-                (
-                    str(point.arm)[len(method) + 2 : -1],
-                    interval_text(*point.interval, decimals=by_validation),
-                    interval_text(*test.interval, decimals=by_metric),
-                    str(point.pairs),
-                )
-            )
+            setting = str(point.arm)[len(method) + 2 : -1]
+            tuned = interval_text(*point.interval, decimals=by_validation)
+            tested = interval_text(*test.interval, decimals=by_metric)
+            rows.append((setting, tuned, *(() if chosen else (tested,)), str(point.pairs)))
             lost = point.lost or test.lost
             said = ["chosen", *(selection.edges)] if point.arm == selection.arm else []
             remarks.append((*said, *([f"{count(len(lost), 'cell')} without a value"] if lost else [])))
-        headings = ("Setting", f"{words(claim.validation)} [95 %]", f"{words(claim.metric)} [95 %]", "Seeds")
+        metrics = (claim.validation,) if chosen else (claim.validation, claim.metric)
+        headings = ("Setting", *(f"{words(metric)} [95 %]" for metric in metrics), "Seeds")
         yield selection, SummaryTable(headings=headings, rows=tuple(rows), remarks=tuple(remarks))
 
 
-def every_number(claim: Claim, table: Table) -> Iterator[tuple[str, SummaryTable]]:
+def every_number(
+    claim: Claim, table: Table, chosen: Mapping[str, Selection] | None = None
+) -> Iterator[tuple[str, SummaryTable]]:
     """For each number measured its name, and a table of its mean with interval by row of the summary."""
-    arms = [row.arm for row in summary_rows(claim, table) if row.seeds]
+    arms = [row.arm for row in summary_rows(claim, table, chosen) if row.seeds]
     measured = [result.measured for arm in arms for result in table.select(arm)]
     names = dict.fromkeys(
         name for numbers in measured for name, value in numbers.items() if not isinstance(value, Sequence)
@@ -264,6 +306,19 @@ def every_number(claim: Claim, table: Table) -> Iterator[tuple[str, SummaryTable
         )
         headings = ("Method", f"{words(name)} [95 %]", "Seeds")
         yield words(name), SummaryTable(headings=headings, rows=rows, remarks=((),) * len(rows))
+
+
+def ratio_text(found: Interval) -> str:
+    """A ratio with its interval; its ends are of different size, so each gets its own digits.
+
+    >>> ratio_text(Interval(1.25, 0.9, 12.0)), ratio_text(Interval(2.0, 0.0, math.inf))
+    ('×1.25 [0.900, 12.0]', '×2.00 [no interval]')
+    """
+    if math.isnan(found.mean):
+        return "not measured"
+    middle, low, high = (number(end, _three_digits(end)) for end in found)
+    ends = f"{low}, {high}" if math.isfinite(found.high) else "no interval"
+    return f"{TIMES}{middle} [{ends}]"
 
 
 def estimate_text(verdict: Verdict) -> str:

@@ -167,7 +167,7 @@ def cell_params(cell: Cell) -> dict[str, Any]:
     return {
         "method": cell.method,
         "seed": cell.seed,
-        "scale": cell.scale,
+        **({"scale": cell.scale} if cell.scale else {}),
         **{f"setting.{key}": value for key, value in cell.setting.items()},
         **{f"options.{key}": value for key, value in cell.options.items()},
     }

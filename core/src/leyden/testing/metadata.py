@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import json
@@ -95,10 +96,11 @@ def components(plugin: Plugin, also: set[str]) -> Iterator[str]:
                 yield f"{component.name}: exempt gives no reason for '{check}'"
         if len(set(component.supports)) != len(component.supports):
             yield f"{component.name}: supports says something twice"
-        for path in (component.path, component.example, component.trial):
+        for path in (component.path, component.example, component.trial, component.swap):
             if path:
                 yield from _importable(component.name, path)
         yield from _of_its_kind(component)
+        yield from _search(component)
 
 
 def dotted_paths(plugin: Plugin, callbacks: list[str]) -> Iterator[str]:
@@ -258,6 +260,15 @@ def _of_its_kind(component: Component) -> Iterator[str]:
             f"{component.name}: kind '{component.kind}' asks for a subclass of {base.__name__}, "
             f"{component.path} is a {_in_words(target)}"
         )
+
+
+def _search(component: Component) -> Iterator[str]:
+    """What tuning may try is an argument of the component."""
+    with contextlib.suppress(LeydenError, TypeError, ValueError):  # what cannot be imported is said already
+        parameters = inspect.signature(load_object(component.path)).parameters
+        for name in component.search:
+            if name not in parameters:
+                yield f"{component.name}: search names '{name}', which is no argument of it"
 
 
 _BASES: dict[str, type] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from leyden.hookspecs import hookimpl
-from leyden.model import Capability, Component, Paper
+from leyden.model import Capability, Component, Paper, Range
 
 LEYDEN_API = 1
 
@@ -40,12 +40,14 @@ def leyden_components() -> Iterable[Component]:
             path="leyden_sps_safe.SPSSafe",
             summary="SGD whose step size is the loss over the squared gradient norm, floored by M.",
             supports=everywhere,
+            search={"M": Range(0.001, 10)},
         ),
         Component(
             kind="optimizer",
             path="leyden_sps_safe.IMASPSSafe",
             summary="The same with momentum, as an average of iterates.",
             supports=everywhere,
+            search={"M": Range(0.001, 10), "lambd": (1.0, 9.0)},
         ),
         Component(
             kind="callback",

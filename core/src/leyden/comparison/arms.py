@@ -1,0 +1,392 @@
+"""The arms of a comparison: the configuration as it is, and a configuration for each thing tried in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from leyden.claims import Scalar
+from leyden.comparison import space
+from leyden.configuration import config_path, load_config, merged
+from leyden.errors import LeydenError, UsageError, hint, unknown
+from leyden.files import write_atomic
+from leyden.manager import Manager, Plugin
+from leyden.model import Component, Space
+
+BASELINE = "baseline"
+SWAPPED = "leyden.comparison.swap.swapped"
+"""The dotted path of the function that puts a component into a model, a ``class_path`` for LightningCLI."""
+
+_PLACES = ("optimizer", "lr_scheduler", "callback")
+_SUBCOMMAND_KEYS = ("ckpt_path", "weights_only", "verbose", "return_predictions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """One arm: a LightningCLI configuration, and what tuning may change in it.
+
+    Attributes:
+        name: the method's name in tables.
+        document: the configuration.
+        place: what distinguishes it, in words.
+        space: what tuning may try, by short name.
+        keys: the dotted key of the configuration that each short name stands for.
+        defaults: the values of those where nothing is tuned; a name is left out where none is known.
+        component: what is tried; None for the baseline.
+        notes: what a reader should know, in sentences.
+    """
+
+    name: str
+    document: Mapping[str, Any]
+    place: str
+    space: Mapping[str, Space] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Scalar] = field(default_factory=dict)
+    component: Component | None = None
+    notes: tuple[str, ...] = ()
+
+    def configured(self, setting: Mapping[str, Scalar]) -> dict[str, Any]:
+        """The configuration at a setting."""
+        return configured(self.document, self.keys, setting)
+
+    @property
+    def slug(self) -> str:
+        """The name as a file's or a tag's."""
+        return re.sub(r"[^\w.-]+", "-", self.name).strip("-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """What a worker needs of a contender; it travels as a file, since a cell holds only plain values.
+
+    Attributes:
+        document: the configuration.
+        keys: dotted keys of the configuration by short name.
+        files: where the configuration was read from; errors name them.
+    """
+
+    document: Mapping[str, Any]
+    keys: Mapping[str, str]
+    files: tuple[str, ...]
+
+    def configured(self, setting: Mapping[str, Scalar]) -> dict[str, Any]:
+        """The configuration at a setting."""
+        return configured(self.document, self.keys, setting)
+
+    def store(self, folder: Path) -> str:
+        """Write it to a file named after its content.
+
+        Returns:
+            The file's path.
+        """
+        text = json.dumps(asdict(self), indent=1, default=str)
+        name = f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+        return str(write_atomic(folder / name, text))
+
+    @classmethod
+    def load(cls, path: str) -> Arm:
+        """Read what `store` wrote."""
+        return cls(**json.loads(Path(path).read_text()))
+
+
+def configured(
+    document: Mapping[str, Any], keys: Mapping[str, str], setting: Mapping[str, Scalar]
+) -> dict[str, Any]:
+    """A configuration with the values of a setting in it.
+
+    Args:
+        document: the configuration.
+        keys: the dotted key of each short name; a number in it counts the items of a list.
+        setting: values by short name.
+    """
+    changed: Any = document
+    for name, value in setting.items():
+        changed = _replaced(changed, keys[name].split("."), value)
+    return dict(changed)
+
+
+def _replaced(node: Any, parts: Sequence[str], value: Scalar) -> Any:
+    if not parts:
+        return value
+    if isinstance(node, list):
+        place = int(parts[0])
+        return [*node[:place], _replaced(node[place], parts[1:], value), *node[place + 1 :]]
+    if isinstance(node, str):
+        node = {"class_path": node}
+    below = dict(node or {})
+    return {**below, parts[0]: _replaced(below.get(parts[0]), parts[1:], value)}
+
+
+def read_configs(references: Sequence[str]) -> tuple[dict[str, Any], list[Path]]:
+    """Read the files that ``--config`` names, as one configuration.
+
+    Returns:
+        The configuration, later files winning, and the files.
+
+    Raises:
+        UsageError: if a file is not there or is no configuration.
+    """
+    files = [config_path(reference) for reference in references]
+    document: dict[str, Any] = {}
+    for path in files:
+        document = merged(document, load_config(path))
+    if isinstance(own := document.pop("fit", None), Mapping):
+        document = merged(document, own)
+    if document.get("ckpt_path"):
+        raise UsageError(
+            f"ckpt_path '{document['ckpt_path']}': a comparison trains from the start; "
+            "let the model load the weights that it starts from"
+        )
+    for key in _SUBCOMMAND_KEYS:
+        document.pop(key, None)
+    for key in ("optimizer", "lr_scheduler", "model", "data"):
+        if isinstance(document.get(key), str):
+            document[key] = {"class_path": document[key]}
+    if not isinstance(document.get("model"), Mapping):
+        names = ", ".join(map(str, references))
+        raise UsageError(f"--config {names}: the configuration has no 'model:'")
+    return document, files
+
+
+def baseline(document: Mapping[str, Any], tune: Sequence[str]) -> Contender:
+    """The configuration as it is.
+
+    Args:
+        document: the configuration.
+        tune: what ``--tune`` says, ``key=low..high`` or ``key=a,b``.
+
+    Raises:
+        UsageError: if a key is not in the configuration or a range makes no sense.
+    """
+    arm = Contender(name=BASELINE, document=document, place="the configuration as it is")
+    for text in tune:
+        key, value, reach = space.parse_pair("--tune", text)
+        if reach is None:
+            raise UsageError(f"--tune {text}: expected key=low..high or key=a,b,c, got the one value {value}")
+        dotted = "optimizer.init_args.lr" if key == "lr" else key
+        try:
+            found = space.value_at(document, dotted)
+        except LeydenError as error:
+            raise UsageError(f"--tune {error}") from error
+        arm = _with(arm, key, dotted, reach, found)
+    if tune:
+        return arm
+    return _with_rate(arm, "optimizer", lead="No --tune was given") or (
+        _with_rate(arm, "model", lead="No --tune was given")
+        or replace(
+            arm,
+            notes=(
+                "The baseline runs as it is: no --tune was given and the configuration has no learning rate.",
+            ),
+        )
+    )
+
+
+def contenders(
+    base: Contender, tries: Sequence[Sequence[str]], plugins: Manager
+) -> list[Contender | Refusal]:
+    """The arms that ``--try`` asks for.
+
+    Args:
+        base: the baseline.
+        tries: for each ``--try`` its words: ``PLUGIN[.COMPONENT]``, then ``key=value`` or ``key=low..high``.
+        plugins: the installed plugins.
+
+    Raises:
+        UsageError: if there is no such plugin, component or argument, or two tries are the same.
+    """
+    parsed = [_Try.parse(words, plugins) for words in tries]
+    arms: list[Contender | Refusal] = []
+    for attempt in parsed:
+        name = _distinct_name(attempt, parsed)
+        if reason := _no_place(attempt.component, base):
+            arms.append(Refusal(name=name, reason=reason))
+        else:
+            arms.append(_contender(name, attempt, base))
+    names = [arm.name for arm in arms]
+    for attempt, name in zip(parsed, names, strict=True):
+        if names.count(name) > 1:
+            raise UsageError(f"--try {' '.join(attempt.words)} is given twice")
+    return arms
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Something tried that does not apply to the configuration, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Try:
+    words: tuple[str, ...]
+    plugin: Plugin
+    component: Component
+    fixed: Mapping[str, Any]
+    ranges: Mapping[str, Space]
+
+    @classmethod
+    def parse(cls, words: Sequence[str], plugins: Manager) -> _Try:
+        name, dot, wanted = words[0].partition(".")
+        plugin = plugins.plugin(name)
+        component = _component(plugin, wanted if dot else "", words[0])
+        fixed: dict[str, Any] = {}
+        ranges: dict[str, Space] = {}
+        known = list(space.parameters_of(component.path))[1 if component.kind in _PLACES[:2] else 0 :]
+        for text in words[1:]:
+            key, value, reach = space.parse_pair(f"--try {words[0]}", text)
+            if key not in known:
+                raise UsageError(
+                    f"--try {words[0]} {text}: {component.path} has no argument '{key}'; {hint(key, known)}"
+                )
+            if key in fixed or key in ranges:
+                raise UsageError(f"--try {words[0]} {text}: '{key}' is given twice")
+            if reach is None:
+                fixed[key] = value
+            else:
+                ranges[key] = reach
+        return cls(words=tuple(words), plugin=plugin, component=component, fixed=fixed, ranges=ranges)
+
+    @property
+    def values(self) -> str:
+        return " ".join(self.words[1:])
+
+
+def _component(plugin: Plugin, wanted: str, given: str) -> Component:
+    usable = {item.name: item for item in plugin.components if item.kind in _PLACES or item.swap}
+    if wanted:
+        every = {item.name: item for item in plugin.components}
+        if wanted not in every:
+            raise unknown("component", given, [f"{plugin.name}.{name}" for name in usable or every])
+        return every[wanted]
+    if len(usable) == 1:
+        return next(iter(usable.values()))
+    # a callback beside optimizers or schedulers watches them; it is tried by its own name
+    named = [f"{plugin.name}.{name}" for name in usable]
+    if named:
+        raise UsageError(f"--try {given}: the plugin has several components; name one: {', '.join(named)}")
+    kinds = ", ".join(f"{item.name} ({item.kind})" for item in plugin.components) or "nothing"
+    raise UsageError(
+        f"--try {given}: nothing of this plugin has a place in somebody else's model, it brings {kinds}; "
+        "write it in your module and compare configurations of it"
+    )
+
+
+def _no_place(component: Component, base: Contender) -> str:
+    """Why a component has no place in a configuration; empty if it has one."""
+    if component.kind not in _PLACES and not component.swap:
+        return (
+            f"a {component.kind} has no natural place in somebody else's model; write it in your module and "
+            "compare configurations of it"
+        )
+    if component.kind == "lr_scheduler" and "optimizer" not in base.document:
+        return (
+            "a scheduler of the configuration needs 'optimizer:' there; this model makes its optimizer in "
+            "configure_optimizers, and Lightning would ignore the scheduler"
+        )
+    return ""
+
+
+def _contender(name: str, attempt: _Try, base: Contender) -> Contender:
+    component, fixed = attempt.component, dict(attempt.fixed)
+    if component.kind in ("optimizer", "lr_scheduler"):
+        prefix, said = f"{component.kind}.init_args", f"{component.kind}: {component.path}"
+        document = {**base.document, component.kind: {"class_path": component.path, "init_args": fixed}}
+    elif component.kind == "callback":
+        document, place = _with_callback(base.document, component.path, fixed)
+        prefix, said = f"trainer.callbacks.{place}.init_args", f"callback: {component.path}"
+    else:
+        document = dict(base.document)
+        inner = {"model": base.document["model"], "by": component.swap, "arguments": fixed}
+        document["model"] = {"class_path": SWAPPED, "init_args": inner}
+        prefix, said = "model.init_args.arguments", f"{component.kind} put in by {component.swap}"
+    arm = Contender(name=name, document=document, place=said, component=component)
+    arm = _inherited(arm, base)
+    declared = {**component.search, **attempt.ranges}
+    for key, reach in declared.items():
+        if key not in fixed:
+            default = space.parameters_of(component.path).get(key)
+            arm = _with(
+                arm,
+                key if key not in arm.space else f"{component.kind}.{key}",
+                f"{prefix}.{key}",
+                reach,
+                default,
+            )
+    if component.kind == "optimizer" and not declared and "lr" not in fixed:
+        arm = _with_rate(arm, "optimizer", lead=f"{component.name} declares nothing to tune") or arm
+    if not arm.space:
+        arm = replace(arm, notes=(*arm.notes, f"{name} runs as it is: it declares nothing to tune."))
+    return arm
+
+
+def _with_callback(
+    document: Mapping[str, Any], path: str, arguments: Mapping[str, Any]
+) -> tuple[dict[str, Any], int]:
+    """A configuration with one more callback, and where in the list it stands."""
+    trainer = document.get("trainer") or {}
+    given = trainer.get("callbacks") or []
+    given = given if isinstance(given, list) else [given]
+    callbacks = [*given, {"class_path": path, "init_args": dict(arguments)}]
+    return {**document, "trainer": {**trainer, "callbacks": callbacks}}, len(given)
+
+
+def _inherited(arm: Contender, base: Contender) -> Contender:
+    """Let an arm tune what the baseline tunes, as far as it has it; else the two were not treated alike."""
+    assert arm.component is not None
+    for name, reach in base.space.items():
+        key = base.keys[name]
+        if arm.component.kind == "optimizer" and (
+            key.startswith("optimizer.") or space.is_learning_rate(key)
+        ):
+            continue
+        if key.startswith(f"{arm.component.kind}."):
+            continue
+        if arm.document["model"].get("class_path") == SWAPPED and key.startswith("model."):
+            key = f"model.init_args.{key}"
+        default = base.defaults.get(name)
+        arm = _with(arm, name, key, reach, default)
+    return arm
+
+
+def _with(arm: Contender, name: str, key: str, reach: Space, default: Any) -> Contender:
+    known = isinstance(default, bool | int | float | str)
+    return replace(
+        arm,
+        space={**arm.space, name: reach},
+        keys={**arm.keys, name: key},
+        defaults={**arm.defaults, **({name: default} if known else {})},
+    )
+
+
+def _with_rate(arm: Contender, place: str, *, lead: str) -> Contender | None:
+    """The arm with its learning rate to tune, around its value; None where it has none."""
+    node = arm.document.get(place)
+    if not isinstance(node, Mapping):
+        return None
+    known = {**space.parameters_of(node["class_path"]), **(node.get("init_args") or {})}
+    found = space.learning_rate(known)
+    if found is None:
+        return None
+    name, rate = found
+    reach = space.around(rate)
+    note = (
+        f"{lead}, so {arm.name} is tuned over {place}.init_args.{name} from {reach.low:g} to {reach.high:g}."
+    )
+    return replace(_with(arm, name, f"{place}.init_args.{name}", reach, rate), notes=(*arm.notes, note))
+
+
+def _distinct_name(attempt: _Try, every: Sequence[_Try]) -> str:
+    name = attempt.component.name
+    rivals = [other for other in every if other is not attempt and other.component.name == name]
+    if any(rival.component.path != attempt.component.path for rival in rivals):
+        name = f"{attempt.plugin.name}.{name}"
+    if any(rival.component.path == attempt.component.path for rival in rivals) and attempt.values:
+        name = f"{name} {attempt.values}"
+    return name
