@@ -112,6 +112,7 @@ def main() -> None:
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
     threading.Thread(target=_end_with_parent, args=(server,), daemon=True).start()
     server.run(sockets=[listener])
+    os._exit(0)  # MLflow's own threads are not waited for
 
 
 def _end_with_parent(server: Server) -> None:

@@ -174,8 +174,10 @@ class _Server:
     def __init__(self, listener: socket.socket, store: Store, experiment: str) -> None:
         self._port = int(listener.getsockname()[1])
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the server
+        self._begun = False
+        program = [sys.executable, "-P", "-W", "ignore", "-m", "leyden.mlflow_server"]
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "leyden.mlflow_server", str(listener.fileno()), experiment],
+            [*program, str(listener.fileno()), experiment],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -193,6 +195,7 @@ class _Server:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
+        self._begun = True
         with contextlib.suppress(OSError):
             stdin.write(b"serve\n")
             stdin.flush()
@@ -226,7 +229,7 @@ class _Server:
         with contextlib.suppress(OSError):
             stdin.close()
         try:
-            self._process.wait(PATIENCE)
+            self._process.wait(PATIENCE if self._begun else 0.0)
         except subprocess.TimeoutExpired:
             pass
         finally:
@@ -248,6 +251,8 @@ class _Server:
 
     def _ended(self) -> LeydenError:
         status = self._process.wait()
+        if status < 0:
+            return LeydenError(f"MLflow's server was killed by signal {-status}")
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         return LeydenError(f"MLflow's server ended: {lines[-1].strip() if lines else f'status {status}'}")
