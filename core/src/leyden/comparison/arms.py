@@ -222,6 +222,10 @@ class Refusal:
     name: str
     reason: str
 
+    def __str__(self) -> str:
+        """The refusal in words."""
+        return f"{self.name} does not apply: {self.reason}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Try:

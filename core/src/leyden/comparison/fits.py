@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from leyden.claims import Cell, Claim, Measured, Scale, Statement, Table
 from leyden.comparison.arms import Arm
+from leyden.comparison.settle import settle
 from leyden.errors import LeydenError
 from leyden.model import Verdict
 from leyden.tracking import active_run
@@ -52,6 +53,7 @@ class Fits(Claim):
 
     def run(self, cell: Cell) -> Measured:
         """Fit an arm at the cell's setting with the cell's seed."""
+        settle()
         arm = Arm.load(str(cell.options["document"]))
         document = prepared(arm.configured(cell.setting), cell.seed)
         files = [Path(file) for file in arm.files]
@@ -120,8 +122,14 @@ def _made(document: Mapping[str, Any], files: Sequence[Path], seed: int, *callba
 
 
 def _validated(cli: LeydenCLI) -> dict[str, float]:
+    """The metrics of a validation; none where the model or the data have none."""
+    from lightning.pytorch.utilities.model_helpers import is_overridden
+
     from leyden.lightning import logged_metrics
 
+    source = cli.datamodule or cli.model
+    if not is_overridden("validation_step", cli.model) or not is_overridden("val_dataloader", source):
+        return {}
     cli.trainer.validate(cli.model, datamodule=cli.datamodule, verbose=False)
     return logged_metrics(cli.trainer)
 

@@ -91,6 +91,7 @@ class Comparing:
         plugins: the installed plugins.
         console: where to print.
         notes: what the report should tell.
+        said: what was printed already.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Comparing:
     plugins: Manager
     console: Console
     notes: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
 
     @property
     def title(self) -> str:
@@ -114,10 +116,7 @@ class Comparing:
             UsageError: with the reasons.
         """
         if len(self.arms) < 2:
-            reasons = "; ".join(
-                f"{refusal.name} does not apply: {refusal.reason}" for refusal in self.refusals
-            )
-            raise UsageError(f"nothing to compare: {reasons}")
+            raise UsageError(f"nothing to compare: {'; '.join(map(str, self.refusals))}")
 
     def foretell(self, results: Results) -> None:
         """Print what would run and how long."""
@@ -133,10 +132,9 @@ class Comparing:
         """
         began = time.monotonic()
         question, facts = self._probe(results)
-        for refusal in self.refusals:
-            say(self.console, f"{refusal.name} does not apply: {refusal.reason}", "yellow")
-        for note in self.notes:
-            say(self.console, note, "dim")
+        self.said = [*(str(refusal) for refusal in self.refusals), *self.notes]
+        for line in self.said:
+            say(self.console, line, "dim")
         run = self._open_run(session, question)
         announced = Run(
             key=run.key if run else uuid.uuid4().hex,
@@ -356,6 +354,6 @@ class Comparing:
 def chosen_setting(question: Question, arm: Contender) -> Mapping[str, Scalar] | None:
     """The setting at which an arm is judged; None if no trial of it finished."""
     if arm.name not in question.chosen:
-        return {name: value for name, value in arm.defaults.items() if name in arm.space}
+        return arm.defaults
     chosen: Arm | None = question.chosen[arm.name].arm
     return None if chosen is None else (chosen.setting or {})

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from leyden.claims import Mode, Scalar
 from leyden.comparison.arms import Contender
-from leyden.comparison.space import placed, rounded
+from leyden.comparison.space import nearest, placed, rounded
 from leyden.model import Range, Space
 
 ROUND = 4
@@ -26,9 +26,9 @@ Setting = dict[str, Scalar]
 class Search:
     """The settings that an arm tries.
 
-    The first is the arm's own, the rest of the first round is spread over the space (a Latin hypercube), and
-    later rounds follow the tree of Parzen estimators. A setting is tried once: of a small space
-    there may be fewer settings than trials.
+    The first is the arm's own, moved into the space where it lies outside. The rest of the first round is
+    spread over the space (a Latin hypercube), and later rounds follow the tree of Parzen estimators. A setting
+    is tried once: of a small space there may be fewer settings than trials.
 
     Args:
         arm: the arm.
@@ -43,7 +43,7 @@ class Search:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._space = dict(arm.space)
         self._left = trials if arm.space else 0
-        self._first = {name: value for name, value in arm.defaults.items() if name in arm.space}
+        self._first = own_setting(arm)
         self._mode, self._seed = mode, seed
         self._distributions = {name: _distribution(space) for name, space in self._space.items()}
         sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=1)
@@ -118,6 +118,11 @@ class Search:
             self._study.add_trial(
                 optuna.trial.create_trial(params=setting, distributions=self._distributions, value=value)
             )
+
+
+def own_setting(arm: Contender) -> Setting:
+    """The setting of an arm before anything is tuned, as far as its values are known."""
+    return {name: nearest(value, arm.space[name]) for name, value in arm.defaults.items()}
 
 
 def _distribution(space: Space) -> Any:

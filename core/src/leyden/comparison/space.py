@@ -113,6 +113,9 @@ def value_at(document: Mapping[str, Any], key: str) -> Any:
         if part in below:
             node = below[part]
             continue
+        if part == "init_args" and "class_path" in below:
+            node = {}
+            continue
         owner = _owner(document, parts[:place])
         known = list(below) if owner is None else list(parameters_of(owner))
         if owner is not None and part in known and place == len(parts) - 1:
@@ -205,6 +208,19 @@ def placed(fraction: float, space: Space) -> Scalar:
     low, high = map(math.log, ends) if space.log else ends
     value = low + fraction * (high - low)
     return rounded(math.exp(value) if space.log else value, space)
+
+
+def nearest(value: Scalar, space: Space) -> Scalar:
+    """A value, or where it is not in a space the nearest that is.
+
+    >>> nearest(0.1, Range(1, 10)), nearest(8, (4, 6)), nearest(6, (4, 6))
+    (1.0, 4, 6)
+    """
+    if not isinstance(space, Range):
+        return value if value in space else space[0]
+    if value in space or isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    return rounded(float(value), space)
 
 
 def rounded(value: float, reach: Range) -> Scalar:

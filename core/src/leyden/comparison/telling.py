@@ -42,7 +42,7 @@ def foretell(comparing: Comparing, question: Question, fits: Mapping[str, int], 
         say(console, f"  tunes {search_text(arm.space) if tuned else 'nothing'}", "dim")
         say(console, f"  {count(fits[arm.name], 'fit')}", "dim")
     for refusal in comparing.refusals:
-        say(console, f"{refusal.name} does not apply: {refusal.reason}", "yellow")
+        say(console, str(refusal), "yellow")
     for note in comparing.notes:
         say(console, note, "dim")
     aim = "larger" if question.mode == "max" else "smaller"
@@ -73,7 +73,6 @@ def conclude(
     from leyden.report import Report, to_terminal, write_report
 
     claim = claim_of(question)
-    refused = [f"{refusal.name} does not apply: {refusal.reason}" for refusal in comparing.refusals]
     report = Report(
         claim=claim,
         table=table,
@@ -85,7 +84,7 @@ def conclude(
         command=comparing.plan.command,
         seconds=seconds,
         chosen=question.chosen,
-        notes=(*comparing.notes, *refused),
+        notes=(*comparing.notes, *map(str, comparing.refusals)),
     )
     folder = REPORTS / "compare" / question.name
     try:
@@ -93,7 +92,8 @@ def conclude(
     except LeydenError:
         to_terminal(comparing.console, report)  # what was measured is shown, though it cannot be kept
         raise
-    to_terminal(comparing.console, replace(report, problems=files.problems))
+    new = tuple(note for note in report.notes if note not in comparing.said)
+    to_terminal(comparing.console, replace(report, problems=files.problems, notes=new))
     configurations = _write_configurations(folder, question)
     if run:
         run.metrics({"fits": len(table), "failed_fits": len(table.failed)})
