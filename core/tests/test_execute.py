@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import shutil
@@ -12,9 +11,7 @@ import sys
 import textwrap
 import threading
 import time
-import types
 from collections.abc import Iterator
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -408,57 +405,6 @@ def test_ray_without_ray_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(execute.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'leyden\[ray\]'"):
         check_executor("ray")
-
-
-@pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Stands for Ray: what we use of it, on joblib's loky backend. Returns what was asked of it."""
-    from joblib import register_parallel_backend
-    from joblib._parallel_backends import LokyBackend
-    from joblib.externals.loky import get_reusable_executor
-
-    asked: list[str] = []
-    modules = {
-        name: types.ModuleType(name) for name in ("ray", "ray.exceptions", "ray.util", "ray.util.joblib")
-    }
-
-    def shutdown() -> None:
-        asked.append("shutdown")
-        get_reusable_executor().shutdown(kill_workers=True)
-
-    def register_ray() -> None:
-        asked.append("register")
-        register_parallel_backend("ray", LokyBackend)
-
-    modules["ray"].__spec__ = types.SimpleNamespace(name="ray")  # type: ignore[assignment]
-    modules["ray"].__dict__.update(exceptions=modules["ray.exceptions"], shutdown=shutdown)
-    modules["ray.exceptions"].__dict__.update(RayError=BrokenProcessPool)
-    modules["ray.util.joblib"].__dict__.update(register_ray=register_ray)
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    return asked
-
-
-def test_ray_keeps_the_same_promises(ray: list[str]) -> None:
-    seen: list[CellResult] = []
-    done = run(toy("", "fail", "die_once", "rest", ""), executor="ray", on_done=seen.append)
-    assert [done[seed].status for seed in range(5)] == ["done", "failed", "done", "done", "done"]
-    assert len(seen) == 5
-    assert "register" in ray
-    stop_workers()
-    assert ray[-1] == "shutdown"
-
-
-def test_with_ray_one_cell_at_a_time_is_not_run_in_this_process(ray: list[str]) -> None:
-    done = run(toy("", "", ""), claim="WhoRan", jobs=1, executor="ray")
-    assert os.getpid() not in {result.measured["process"] for result in done.values()}
-    starts = sorted(path.stat().st_mtime for path in Path("attempts").iterdir())
-    assert all(later - earlier > 0.15 for earlier, later in itertools.pairwise(starts))
-
-
-def test_with_ray_a_cell_that_kills_its_worker_twice_is_recorded_as_crashed(ray: list[str]) -> None:
-    done = run(toy("die", ""), executor="ray")
-    assert [done[seed].status for seed in range(2)] == ["crashed", "done"]
 
 
 class Writer:

@@ -1,9 +1,10 @@
-"""Runs the cells of a claim in parallel, through the executors that joblib brings.
+"""Runs the cells of a claim in parallel: ``loky`` on this machine, ``ray`` on a Ray cluster.
 
-``loky`` runs them on this machine, ``ray`` on a Ray cluster. Both promise the same. A cell stores its own
-result before it returns, so what was measured survives whatever stops the run. A cell that raises is recorded
-with its traceback and the rest go on. A worker that dies takes no result with it: the cells that were run at
-that moment are suspects and run again, each alone; one whose worker then dies as well is recorded as crashed.
+Both promise the same. A cell stores its own result before it returns, so what was measured survives whatever
+stops the run. A cell that raises is recorded with its traceback and the rest go on. A worker that dies takes
+no result with it. Ray tells which cell it was running, and that one runs again; loky does not, so all cells
+that were run at that moment are suspects and run again, each alone. One whose worker then dies as well is
+recorded as crashed.
 
 loky's own executor is used rather than `joblib.Parallel`, which runs a single job in the calling process: a
 crash there would end the whole run.
@@ -12,11 +13,11 @@ crash there would end the whole run.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import os
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -28,13 +29,11 @@ from types import FrameType
 from typing import Any, Protocol
 
 from leyden.claims import Cell, CellResult
+from leyden.cluster import POLL, RayWorkers
 from leyden.errors import LeydenError, UsageError, unknown
 from leyden.results import Results
 from leyden.settings import EXECUTORS
 from leyden.worker import ONE_THREAD, Job, Tracked, run_job, start_worker
-
-POLL = 0.2
-"""Seconds between two looks at the stored results."""
 
 _MAX_IDLE_DEATHS = 3
 _OUTPUT_KEPT = 4000
@@ -63,7 +62,7 @@ def run_cells(
         executor: ``"loky"`` or ``"ray"``.
         tracked: where the runs of the cells are tracked; None for nowhere.
         on_done: called with each result soon after it was stored.
-        on_death: called with a line for a person when a worker died.
+        on_death: called with a line for a person when a worker died, or keeps them waiting.
 
     Raises:
         UsageError: if the executor cannot be used.
@@ -91,6 +90,18 @@ def check_executor(name: str) -> None:
         raise unknown("executor", name, EXECUTORS)
     if name == "ray" and importlib.util.find_spec("ray") is None:
         raise UsageError("executor 'ray' needs Ray, which is not installed: pip install 'leyden[ray]'")
+
+
+def default_jobs(executor: str) -> int:
+    """How many cells run at the same time where nobody said: one a core, of this machine or of the cluster.
+
+    Raises:
+        UsageError: if ``RAY_ADDRESS`` is no address.
+        LeydenError: if the cluster does not answer.
+    """
+    from joblib import cpu_count
+
+    return (_RAY.cores() if executor == "ray" else None) or int(cpu_count())
 
 
 def stop_workers() -> None:
@@ -125,13 +136,23 @@ def _exit(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-class WorkersDiedError(Exception):
-    """Workers ended in the middle of their work; the text says how, in a few words."""
-
-
 class _Workers(Protocol):
-    def run(self, batch: Sequence[Job], count: int, report: Callable[[], None]) -> None:
-        """Run every job on so many workers, calling ``report`` now and then; or raise `WorkersDiedError`."""
+    @property
+    def knows_culprit(self) -> bool:
+        """Whether the cells that a death leaves without a result are those of the workers that died."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds until the result of a job that was run must be visible."""
+
+    def run(
+        self, batch: Sequence[Job], count: int, report: Callable[[], None], tell: Callable[[str], None]
+    ) -> str:
+        """Run the jobs on so many workers; call ``report`` now and then, ``tell`` with lines for a person.
+
+        Returns:
+            How a worker died, in a few words; empty if all jobs were run.
+        """
 
     def stop(self) -> None:
         """Kill the workers, if there are any."""
@@ -158,16 +179,18 @@ class _Execution:
 
     def run(self) -> None:
         suspects: dict[str, Cell] = {}
+        together = self.workers.knows_culprit
         while fresh := [cell for digest, cell in self.pending.items() if digest not in suspects]:
             death, caught = self.attempt(fresh)
             if caught:
                 suspects |= {cell.digest: cell for cell in caught}
                 names = ", ".join(cell.name for cell in caught)
-                self.on_death(f"a worker died ({death}); once more, each alone: {names}")
-        for digest, cell in suspects.items():
-            while digest in self.pending:
-                death, caught = self.attempt([cell])
-                if caught:
+                alone = "" if together else ", each alone"
+                self.on_death(f"a worker died ({death}); once more{alone}: {names}")
+        for group in [[*suspects.values()]] if together else [[cell] for cell in suspects.values()]:
+            while cells := [cell for cell in group if cell.digest in self.pending]:
+                death, caught = self.attempt(cells)
+                for cell in caught:
                     self.results.save(_crashed(cell, death, self.results))
                     self.report()
                     self.on_death(f"a worker died again ({death}): {cell.name} is recorded as crashed")
@@ -177,21 +200,27 @@ class _Execution:
         for cell in cells:
             self.results.discard(cell)
         before = len(self.pending)
-        try:
-            self.workers.run([self.job(cell) for cell in cells], min(self.jobs, len(cells)), self.report)
-        except WorkersDiedError as death:
-            self.workers.stop()
-            self.report()
-            caught = self.results.in_flight(cells)
-            self.idle_deaths = 0 if caught or len(self.pending) < before else self.idle_deaths + 1
-            if self.idle_deaths == _MAX_IDLE_DEATHS:
-                raise LeydenError(f"workers die before they run a cell: {death}") from death
-            return str(death), caught
+        jobs = [self.job(cell) for cell in cells]
+        death = self.workers.run(jobs, min(self.jobs, len(cells)), self.report, self.on_death)
         self.report()
-        for cell in cells:
-            if cell.digest in self.pending:
-                raise LeydenError(f"the result of {cell.name} is not in {self.results.directory.absolute()}")
-        return "", []
+        if not death:
+            self.expect(cells)
+            return "", []
+        caught = self.results.in_flight(cells)
+        self.idle_deaths = 0 if caught or len(self.pending) < before else self.idle_deaths + 1
+        if self.idle_deaths == _MAX_IDLE_DEATHS:
+            raise LeydenError(f"workers die before they run a cell: {death}")
+        return death, caught
+
+    def expect(self, cells: Sequence[Cell]) -> None:
+        """Wait until the results of cells that were run can be seen."""
+        deadline = time.monotonic() + self.workers.patience
+        while missing := [cell for cell in cells if cell.digest in self.pending]:
+            if time.monotonic() > deadline:
+                where = self.results.directory.absolute()
+                raise LeydenError(f"the result of {missing[0].name} is not in {where}")
+            time.sleep(POLL)
+            self.report()
 
     def report(self) -> None:
         for digest in self.results.digests() & self.pending.keys():
@@ -211,11 +240,16 @@ class _Execution:
 class _Loky:
     """Processes on this machine. They stay for a next batch that wants as many."""
 
+    knows_culprit = False
+    patience = 0.0
+
     def __init__(self) -> None:
         self._pool: Any = None
         self._count = 0
 
-    def run(self, batch: Sequence[Job], count: int, report: Callable[[], None]) -> None:
+    def run(
+        self, batch: Sequence[Job], count: int, report: Callable[[], None], tell: Callable[[str], None]
+    ) -> str:
         with warnings.catch_warnings():
             # loky replaces a worker whose memory grew, and warns about it: nothing is lost by that.
             warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")
@@ -236,7 +270,9 @@ class _Loky:
                     for future in done:
                         future.result()
             except BrokenProcessPool as error:
-                raise WorkersDiedError(_how(error)) from error
+                self.stop()
+                return _how(error)
+            return ""
 
     def stop(self) -> None:
         pool, self._pool = self._pool, None
@@ -255,50 +291,8 @@ class _Loky:
         return self._pool
 
 
-class _Ray:
-    """Workers of the cluster that Ray is connected to, or of one that it starts; its daemons end them."""
-
-    def __init__(self) -> None:
-        self._used = False
-
-    def run(self, batch: Sequence[Job], count: int, report: Callable[[], None]) -> None:
-        from joblib import Parallel, delayed, parallel_config
-
-        ray: Any = importlib.import_module("ray")
-        importlib.import_module("ray.util.joblib").register_ray()
-        self._used = True
-        # With a single worker joblib would run the cells in this process; two of whom one waits are as good.
-        with _called_now_and_then(report), parallel_config(backend="ray", n_jobs=max(2, count)):
-            try:
-                Parallel(batch_size=1, pre_dispatch=count)(delayed(run_job)(job) for job in batch)
-            except ray.exceptions.RayError as error:
-                raise WorkersDiedError(type(error).__name__) from error
-
-    def stop(self) -> None:
-        if self._used:
-            self._used = False
-            importlib.import_module("ray").shutdown()
-
-
-_WORKERS: dict[str, _Workers] = {"loky": _Loky(), "ray": _Ray()}
-
-
-@contextlib.contextmanager
-def _called_now_and_then(function: Callable[[], None]) -> Iterator[None]:
-    """Call a function from a thread while the caller waits; joblib's Ray backend reports no progress."""
-    stop = threading.Event()
-
-    def repeat() -> None:
-        while not stop.wait(POLL):
-            function()
-
-    thread = threading.Thread(target=repeat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+_RAY = RayWorkers()
+_WORKERS: dict[str, _Workers] = {"loky": _Loky(), "ray": _RAY}
 
 
 @contextlib.contextmanager
@@ -328,7 +322,7 @@ def _how(error: BrokenProcessPool) -> str:
 
 
 def _crashed(cell: Cell, death: str, results: Results) -> CellResult:
-    error = f"The process that ran the cell died twice, the second time with no other beside it: {death}."
+    error = f"The process that ran the cell died twice; the second time: {death}."
     log = results.log(cell)
     if log.exists() and (output := log.read_bytes()[-_OUTPUT_KEPT:].decode(errors="replace").strip()):
         error += f"\nIts last output:\n{output}"

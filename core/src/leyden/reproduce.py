@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from leyden.claims import SCALES, Cell, Claim, Scale, ScaleName, Statement, Table
 from leyden.errors import LeydenError, UsageError, one_line, unknown
-from leyden.execute import check_executor, run_cells, stop_workers, termination_as_exit
+from leyden.execute import check_executor, default_jobs, run_cells, stop_workers, termination_as_exit
 from leyden.manager import Manager, Plugin, manager
 from leyden.model import Outcome, Run, RunResult, Verdict
 from leyden.progress import CellProgress, say
@@ -48,7 +48,8 @@ def reproduce(
         scale: ``"smoke"``, ``"laptop"`` or ``"paper"``.
         seeds: how many; the claim's own number for the scale if None.
         first_seed: the first of them. Whoever wrote a claim has seen its first seeds; later ones confirm it.
-        jobs: how many cells run at the same time; plugins.toml's number, or one a core, if None.
+        jobs: how many cells run at the same time; plugins.toml's number, or one a core (of this machine or
+            of the cluster), if None.
         executor: ``"loky"`` or ``"ray"``; plugins.toml's if None.
         resume: go on where the newest invocation stopped that ran the same code.
         console: where to print; standard output if None.
@@ -146,16 +147,10 @@ def _plan(
         scale=known,
         seeds=seeds,
         first_seed=first_seed,
-        jobs=jobs or settings.jobs or _cores(),
+        jobs=jobs or settings.jobs or default_jobs(chosen),
         executor=chosen,
         resume=resume,
     )
-
-
-def _cores() -> int:
-    from joblib import cpu_count
-
-    return int(cpu_count())
 
 
 def _claims(names: Sequence[str], plugins: Manager) -> list[tuple[Plugin, type[Claim]]]:
