@@ -182,6 +182,11 @@ def _parser() -> _Parser:
     compare.add_argument("--resume", action="store_true", help="run only what is missing or failed")
     compare.set_defaults(run=_compare)
 
+    new = commands.add_parser("new", help="make a plugin of your own that passes the conformance kit")
+    new.add_argument("name", metavar="NAME", help="its name, such as my_paper")
+    new.add_argument("--kind", required=True, help="optimizer, lr_scheduler, callback, module, layer or loss")
+    new.set_defaults(run=_new)
+
     doctor = commands.add_parser("doctor", help="what is installed, what is missing, does tracking work")
     doctor.set_defaults(run=_doctor)
     return parser
@@ -267,6 +272,12 @@ def _compare(chosen: argparse.Namespace) -> int:
         resume=chosen.resume,
         console=_console(),
     )
+
+
+def _new(chosen: argparse.Namespace) -> int:
+    from leyden.new import new
+
+    return new(chosen.name, chosen.kind, console=_console())
 
 
 def _doctor(chosen: argparse.Namespace) -> int:
