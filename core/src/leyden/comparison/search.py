@@ -27,8 +27,8 @@ class Search:
     """The settings that an arm tries.
 
     The first is the arm's own, moved into the space where it lies outside. The rest of the first round is
-    spread over the space (a Latin hypercube), and later rounds follow the tree of Parzen estimators. A setting
-    is tried once: of a small space there may be fewer settings than trials.
+    spread over the space (a Latin hypercube), and later rounds follow the tree of Parzen estimators. A
+    setting is tried once: of a small space there may be fewer settings than trials.
 
     Args:
         arm: the arm.
