@@ -2,6 +2,7 @@
 # make test    set up .venv and run every check and test      (PLUGIN=sps_safe: the tests of one plugin)
 # make lint    ruff, mypy --strict and the import contracts alone
 # make bench   every benchmark against its peers, written to benchmarks.md
+# make docs    the documentation, in site/
 # make wheels  a wheel of every package, in dist/
 # make clean   remove .venv, caches and what building left
 
@@ -17,7 +18,7 @@ SOURCES := $(addsuffix /src,$(PACKAGES))
 TESTS := $(if $(PLUGIN),plugins/$(PLUGIN)/tests,$(addsuffix /tests,$(PACKAGES)) tests)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test lint bench wheels clean
+.PHONY: demo test lint bench docs wheels clean
 
 demo: .venv/ready
 	$(BIN)/leyden reproduce sps_safe/digits
@@ -36,6 +37,9 @@ bench: .venv/ready-to-test
 	for script in $(sort $(wildcard $(addsuffix /benchmarks/*.py,$(PACKAGES)))); do \
 		OMP_NUM_THREADS=1 $(BIN)/python $$script || exit 1; echo; done | tee benchmarks.md
 
+docs: .venv/ready-to-test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 wheels: .venv/ready-to-test
 	$(BIN)/pip wheel -q --no-deps --no-build-isolation -w dist $(addprefix ./,$(PACKAGES))
 	@ls dist/*.whl
@@ -53,5 +57,5 @@ clean:
 	touch $@
 
 .venv/ready-to-test: .venv/ready pyproject.toml
-	$(BIN)/pip install -q --group dev $(foreach package,$(PACKAGES),-e './$(package)[test]')
+	$(BIN)/pip install -q --group dev --group docs $(foreach package,$(PACKAGES),-e './$(package)[test]')
 	touch $@
