@@ -83,6 +83,7 @@ def test_nothing_is_asked_of_another_host(site: Path) -> None:
         requests = Requests()
         requests.feed(text)
         assert requests.found
+        assert 'class="mermaid"' not in text, f"{path.name}: the theme fetches what draws a diagram"
         asked = [address for address in requests.found if re.match(r"(https?:)?//", address)]
         assert not asked, f"{path.name} asks for {asked}"
     for path in site.rglob("*.css"):
