@@ -208,7 +208,7 @@ def _ratio(table: Table, arm: Arm, reference: Arm, name: str) -> Interval:
         if own[seed] > 0 and base[seed] > 0
     ]
     found = interval(logarithms)
-    return Interval(*(math.exp(end) if end < 700 else math.inf for end in found))
+    return Interval(*(math.inf if end > 700 else math.exp(end) for end in found))
 
 
 def _finite(table: Table, arm: Arm, metric: str) -> dict[int, float]:

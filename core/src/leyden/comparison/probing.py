@@ -125,10 +125,10 @@ def choose_mode(metric: str, wanted: str | None) -> Mode:
     return "min" if smaller else "max"
 
 
-def test_metric(facts: Facts, metric: str) -> str:
+def metric_of_test(facts: Facts, metric: str) -> str:
     """The test metric that goes with a validation metric; empty where there is none.
 
-    >>> test_metric(Facts.of({"test:test_acc": 0.5, "test:loss": 1.0}), "val_acc")
+    >>> metric_of_test(Facts.of({"test:test_acc": 0.5, "test:loss": 1.0}), "val_acc")
     'test_acc'
     """
     renamed = re.sub(r"(?<![a-zA-Z])(validation|valid|val)(?![a-zA-Z])", "test", metric)

@@ -25,7 +25,7 @@ from leyden.comparison.probing import (
     expected_seconds,
     facts_of,
     left_out_callbacks,
-    test_metric,
+    metric_of_test,
 )
 from leyden.comparison.search import Search
 from leyden.comparison.telling import conclude, foretell
@@ -204,7 +204,7 @@ class Comparing:
             name=self.name,
             arms=self.arms,
             validation=metric,
-            test=test_metric(facts[BASELINE], metric),
+            test=metric_of_test(facts[BASELINE], metric),
             mode=choose_mode(metric, self.plan.mode),
         )
         self.notes = self._first_notes(question, facts[BASELINE])

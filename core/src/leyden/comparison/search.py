@@ -19,7 +19,8 @@ from leyden.model import Range, Space
 ROUND = 4
 """How many settings of an arm are chosen before the results of any of them are looked at."""
 
-_TRIES_FOR_A_NEW_ONE = 50
+_TRIES_FOR_A_NEW_ONE = 80
+_TRIES_OF_THE_ESTIMATORS = 20
 Setting = dict[str, Scalar]
 
 
@@ -44,7 +45,8 @@ class Search:
         self._space = dict(arm.space)
         self._left = trials if arm.space else 0
         self._first = own_setting(arm)
-        self._mode, self._seed = mode, seed
+        self._mode = mode
+        self._draw = random.Random(seed)
         self._distributions = {name: _distribution(space) for name, space in self._space.items()}
         sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=1)
         direction: Literal["maximize", "minimize"] = "maximize" if mode == "max" else "minimize"
@@ -72,25 +74,29 @@ class Search:
         amount = min(ROUND, self._left)
         if not amount:
             return []
-        draw = random.Random(self._seed)
         columns = []
         for _ in self._space:
             strata = list(range(ROUND - 1))
-            draw.shuffle(strata)
-            columns.append([(stratum + draw.random()) / len(strata) for stratum in strata])
+            self._draw.shuffle(strata)
+            columns.append([(stratum + self._draw.random()) / len(strata) for stratum in strata])
         points = [list(point) for point in zip(*columns, strict=True)]
-        points += [[draw.random() for _ in self._space] for _ in range(_TRIES_FOR_A_NEW_ONE)]
-        spread = [
-            {name: placed(x, space) for x, (name, space) in zip(point, self._space.items(), strict=True)}
-            for point in points
-        ]
-        return _distinct([self._first, *spread], amount)
+        points += [[self._draw.random() for _ in self._space] for _ in range(_TRIES_FOR_A_NEW_ONE)]
+        return _distinct([self._first, *map(self._at, points)], amount)
+
+    def _at(self, point: Sequence[float]) -> Setting:
+        """The setting at a point of the unit cube."""
+        return {name: placed(x, space) for x, (name, space) in zip(point, self._space.items(), strict=True)}
 
     def _estimated(self) -> list[Setting]:
         found: list[Setting] = []
-        for _ in range(_TRIES_FOR_A_NEW_ONE):
+        for attempt in range(_TRIES_FOR_A_NEW_ONE):
             if len(found) == min(ROUND, self._left):
                 break
+            if attempt >= _TRIES_OF_THE_ESTIMATORS:  # they insist on what was tried; any other will do
+                setting = self._at([self._draw.random() for _ in self._space])
+                if _key(setting) not in self._values and setting not in found:
+                    found.append(setting)
+                continue
             trial = self._study.ask(self._distributions)
             setting = {name: self._rounded(name, trial.params[name]) for name in self._space}
             if _key(setting) in self._values or setting in found:
