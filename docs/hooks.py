@@ -51,7 +51,9 @@ MODULES = (
 
 _CODE = re.compile(r"(^ *```.*?^ *```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()[^()\s]+(?=\))")
-_EXACT_SECTION = re.compile(r"^## .*\bexact\b.*\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL | re.IGNORECASE)
+_EXACT_SECTION = re.compile(
+    r"^## [^\n]*\bexact\b[^\n]*\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL | re.IGNORECASE
+)
 _NO_HEADING = "show_root_heading: false, show_root_toc_entry: false"
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 

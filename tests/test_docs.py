@@ -118,7 +118,12 @@ def test_a_plugin_has_its_page(site: Path, name: str) -> None:
     assert plugin.paper is not None
     for said in (plugin.paper.summary, plugin.distribution):
         assert said in plain
-    assert plugin.paper.exact in re.sub(r"<[^>]+>", "", html.unescape((site / "exact.html").read_text()))
+    exact = re.sub(r"<[^>]+>", "", html.unescape((site / "exact.html").read_text()))
+    assert plugin.paper.exact in exact
+    readme = (ROOT / "plugins" / name / "README.md").read_text()
+    told = readme.partition("## What is exact and what is reconstructed\n")[2].split()
+    assert told
+    assert " ".join(told[:3]) in exact
     for component in plugin.components:
         assert f'href="../reference/leyden_{name}.html#{component.path}"' in text, component.path
         assert re.sub(r"\s+", " ", component.summary) in plain
