@@ -187,6 +187,10 @@ def _parser() -> _Parser:
     new.add_argument("--kind", required=True, help="optimizer, lr_scheduler, callback, module, layer or loss")
     new.set_defaults(run=_new)
 
+    sync = commands.add_parser("sync", help="install what plugins.toml lists, all of it or nothing")
+    sync.add_argument("--dry-run", action="store_true", help="say what would be installed")
+    sync.set_defaults(run=_sync)
+
     doctor = commands.add_parser("doctor", help="what is installed, what is missing, does tracking work")
     doctor.set_defaults(run=_doctor)
     return parser
@@ -278,6 +282,12 @@ def _new(chosen: argparse.Namespace) -> int:
     from leyden.new import new
 
     return new(chosen.name, chosen.kind, console=_console())
+
+
+def _sync(chosen: argparse.Namespace) -> int:
+    from leyden.sync import sync
+
+    return sync(dry_run=chosen.dry_run, console=_console())
 
 
 def _doctor(chosen: argparse.Namespace) -> int:
