@@ -48,7 +48,7 @@ TESTED_ELSEWHERE = {
 SMALL = {
     "fit": ["--trainer.max_epochs=1", "--trainer.enable_progress_bar=false"],
     "reproduce": ["--scale=smoke", "--jobs=1"],
-    "compare": ["--trials=2", "--seeds=2", "--jobs=1"],
+    "compare": ["--trials=1", "--seeds=1", "--jobs=1"],
 }
 """What is added to a command of that name, after its own arguments."""
 
