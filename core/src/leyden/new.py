@@ -246,6 +246,7 @@ def _words(name: str, kind: str, *, alone: bool) -> dict[str, str]:
         **words,
         "dependencies": "\n".join(f'    "{requirement}",' for requirement in needed),
         "imports": "\n".join(f"    from {home} import {homes[home]}" for home in sorted(homes)),
+        "model": "Component, Paper, Range" if words["search"] else "Component, Paper",
         "tool_settings": settings.rstrip("\n") if alone else "",
         "testing": _TESTING_ALONE
         if alone
@@ -256,7 +257,7 @@ def _words(name: str, kind: str, *, alone: bool) -> dict[str, str]:
 _TESTING_ALONE = """\
 `make test` sets up `.venv` and runs every check and test. By hand:
 
-```
+```console
 pip install -e '.[test]'
 pytest
 ```"""
