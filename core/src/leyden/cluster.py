@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -121,20 +123,25 @@ class RayWorkers:
     def _connected(self, count: int) -> Any:
         address = cluster_address()
         if self._ray is not None and self._address == address and self._started_here in (0, count):
+            self._probe()
             return self._ray
         self.stop()
-        self._address = address
         if address is None:
             self._ray = _started(num_cpus=count)
             self._started_here = count
         else:
-            self._probe()
             self._ray = _joined(address)
+        self._address = address
         return self._ray
 
     def _probe(self) -> None:
-        if self._address not in (None, "auto"):
-            await_greeting(str(self._address))
+        """Check that the cluster is there still: without its head, calls wait and then end this process."""
+        if self._started_here:
+            return
+        try:
+            await_greeting(self._ray.get_runtime_context().gcs_address)
+        except LeydenError as error:
+            raise LeydenError(f"{error}; what was measured is stored, --resume goes on") from error
 
     def _cores(self, ray: Any) -> int:
         return int(ray.cluster_resources().get("CPU", 0))
@@ -260,12 +267,18 @@ def _started(*, num_cpus: int) -> Any:
 
 
 def _joined(address: str) -> Any:
+    if address != "auto":
+        await_greeting(address)
     return _initialised(f"the Ray cluster at {address} cannot be used", address=address)
 
 
 def _initialised(failure: str, **arguments: Any) -> Any:
+    hook = sys.excepthook
     ray: Any = importlib.import_module("ray")
-    importlib.import_module("logging").getLogger("ray").setLevel("ERROR")
+    sys.excepthook = (
+        hook  # Ray's own tells the cluster of an error, though it may be that there is none any more
+    )
+    logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         with _own_handler_of_sigterm():
             ray.init(log_to_driver=False, configure_logging=False, **arguments)
