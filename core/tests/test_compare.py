@@ -304,7 +304,10 @@ def test_a_component_with_two_values_is_two_arms() -> None:
 def test_an_arm_that_declares_nothing_is_tuned_around_its_rate_as_the_baseline_is() -> None:
     write_config()
     compare_here("tried.Restless", trials=3)
-    assert "No --tune was given, so baseline is tuned over optimizer.init_args.lr from 0.01 to 1." in report()
+    assert (
+        "No --tune was given, so the baseline is tuned over optimizer.init_args.lr from 0.01 to 1."
+        in report()
+    )
     assert "Restless declares nothing to tune, so Restless is tuned over optimizer.init_args.lr" in report()
 
 
@@ -387,6 +390,15 @@ def test_a_wrong_key_to_tune_is_one_line_with_the_nearest_name(tune: str, messag
     write_config()
     with pytest.raises(UsageError, match=re.escape(message)):
         compare_here("tried.Steady", tune=[tune])
+
+
+@pytest.mark.parametrize("changes", [{"devices": 2}, {"devices": -1}, {"devices": [0, 1]}, {"num_nodes": 2}])
+def test_more_than_one_device_a_fit_is_refused_in_words(changes: dict[str, Any]) -> None:
+    write_config(trainer={"max_epochs": 1, "accelerator": "cpu", **changes})
+    with pytest.raises(
+        UsageError, match=f"trainer.{next(iter(changes))}: .* each fit of a comparison has one"
+    ):
+        compare_here("tried.Steady")
 
 
 def test_a_wrong_configuration_is_told_with_its_file_and_line() -> None:

@@ -250,7 +250,7 @@ def test_a_fit_writes_no_checkpoints_and_keeps_every_other_callback() -> None:
     document = {"trainer": {"callbacks": [{"class_path": "ModelCheckpoint"}, stop, "OnExceptionCheckpoint"]}}
     made = prepared(document, 7)
     assert made["seed_everything"] == 7
-    assert made["trainer"] == {"callbacks": [stop], "enable_checkpointing": False}
+    assert made["trainer"] == {"callbacks": [stop], "enable_checkpointing": False, "devices": 1}
     assert prepared({}, 7)["trainer"]["callbacks"] == []
 
 

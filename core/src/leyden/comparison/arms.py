@@ -144,6 +144,7 @@ def read_configs(references: Sequence[str]) -> tuple[dict[str, Any], list[Path]]
         )
     for key in _SUBCOMMAND_KEYS:
         document.pop(key, None)
+    _check_devices(document.get("trainer") or {})
     for key in ("optimizer", "lr_scheduler", "model", "data"):
         if isinstance(document.get(key), str):
             document[key] = {"class_path": document[key]}
@@ -151,6 +152,15 @@ def read_configs(references: Sequence[str]) -> tuple[dict[str, Any], list[Path]]
         names = ", ".join(map(str, references))
         raise UsageError(f"--config {names}: the configuration has no 'model:'")
     return document, files
+
+
+def _check_devices(trainer: Mapping[str, Any]) -> None:
+    """Refuse more than one device a fit: the workers of a comparison cannot start further processes."""
+    devices, nodes = trainer.get("devices", "auto"), trainer.get("num_nodes", 1)
+    if str(devices) not in ("auto", "None", "1") and not (isinstance(devices, list) and len(devices) == 1):
+        raise UsageError(f"trainer.devices: {devices}: each fit of a comparison has one device; write 1")
+    if nodes != 1:
+        raise UsageError(f"trainer.num_nodes: {nodes}: each fit of a comparison has one device; write 1")
 
 
 def baseline(document: Mapping[str, Any], tune: Sequence[str]) -> Contender:
@@ -380,10 +390,10 @@ def _with_rate(arm: Contender, place: str, *, lead: str) -> Contender | None:
         return None
     name, rate = found
     reach = space.around(rate)
-    note = (
-        f"{lead}, so {arm.name} is tuned over {place}.init_args.{name} from {reach.low:g} to {reach.high:g}."
-    )
-    return replace(_with(arm, name, f"{place}.init_args.{name}", reach, rate), notes=(*arm.notes, note))
+    who = "the baseline" if arm.name == BASELINE else arm.name
+    key = f"{place}.init_args.{name}"
+    note = f"{lead}, so {who} is tuned over {key} from {reach.low:g} to {reach.high:g}."
+    return replace(_with(arm, name, key, reach, rate), notes=(*arm.notes, note))
 
 
 def _distinct_name(attempt: _Try, every: Sequence[_Try]) -> str:

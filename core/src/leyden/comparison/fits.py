@@ -65,7 +65,7 @@ class Fits(Claim):
 
 
 def prepared(document: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """A configuration as a comparison runs it: with the seed, and without checkpoints.
+    """A configuration as a comparison runs it: with the seed, on one device, and without checkpoints.
 
     The weights at the end of training are judged, and fits that run side by side would write to one folder.
     """
@@ -73,7 +73,9 @@ def prepared(document: Mapping[str, Any], seed: int) -> dict[str, Any]:
     callbacks = trainer.get("callbacks") or []
     callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
     kept = [item for item in callbacks if not _is_checkpoint(item)]
+    devices = trainer.get("devices")
     trainer |= {"callbacks": kept, "enable_checkpointing": False}
+    trainer |= {"devices": 1 if devices in (None, "auto") else devices}
     return {**document, "seed_everything": seed, "trainer": trainer}
 
 

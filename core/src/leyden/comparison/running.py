@@ -92,6 +92,7 @@ class Comparing:
         console: where to print.
         notes: what the report should tell.
         said: what was printed already.
+        probes: how many short fits there were.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Comparing:
     console: Console
     notes: list[str] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
+    probes: int = 0
 
     @property
     def title(self) -> str:
@@ -120,9 +122,11 @@ class Comparing:
 
     def foretell(self, results: Results) -> None:
         """Print what would run and how long."""
+        began = time.monotonic()
         question, facts = self._probe(results)
+        starting = time.monotonic() - began  # the whole comparison starts workers and probes, too
         fits = self._fits()
-        foretell(self, question, fits, expected_seconds(fits, facts, self.plan.jobs))
+        foretell(self, question, fits, starting + expected_seconds(fits, facts, self.plan.jobs))
 
     def run(self, results: Results, session: Session | None) -> bool:
         """Run, judge and report the comparison.
@@ -183,6 +187,7 @@ class Comparing:
             if self.console.is_terminal
             else contextlib.nullcontext()
         )
+        self.probes = len(cells)
         with waiting:
             table = self._run(list(cells.values()), results)
         found = {result.cell.method: result for result in table}
@@ -241,8 +246,8 @@ class Comparing:
             experiment = self.plugins.settings.tracking.experiment
             tracked = Tracked(session=session.directory, parent=run.key, experiment=experiment)
         fits = self._fits()
-        known = len(results.digests()) - 1 - len(self.refusals) if self.plan.resume else 0
-        total = max(sum(fits.values()) - max(0, known - len(self.arms) + 1), 1)
+        known = len(results.digests()) - self.probes  # of an invocation that is gone on with
+        total = max(sum(fits.values()) - known, 1)
         expected = expected_seconds(fits, facts, self.plan.jobs)
         note = f"{sum(fits.values())} fits of {count(len(self.arms), 'arm')}, {self.plan.jobs} at a time"
         say(self.console, f"{self.title}: {note}", "dim")
