@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,6 +120,21 @@ def test_a_new_claim_runs_at_smoke_scale(
     assert main(["reproduce", "made_loss", "--scale", "smoke", "--jobs", "1"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "MadeLoss is within 0.02 of cross-entropy" in out
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_whole_skeleton(here: Path) -> None:
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(here)]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(ROOT / "core")], check=True)
+    (wheel,) = here.glob("*.whl")
+    source = ROOT / "core" / "src"
+    skeleton = {
+        path.relative_to(source).as_posix()
+        for path in (source / "leyden" / "skeleton").rglob("*")
+        if path.is_file()
+    }
+    assert len(skeleton) > 40
+    assert skeleton <= set(zipfile.ZipFile(wheel).namelist())
 
 
 @pytest.mark.parametrize("name", ["q", "my_paper", LONG])
