@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +11,17 @@ from typing import Any
 
 import pytest
 import torch
+from compare_testbed import install_tried
+from compared_project import Blobs, Classifier
 from leyden.claims import Arm, Cell, CellResult, Table
 from leyden.comparison import watch
 from leyden.comparison.arms import Contender, configured
 from leyden.comparison.fits import prepared
+from leyden.comparison.order import pin_data
 from leyden.comparison.probing import Facts, choose_metric, choose_mode, expected_seconds, metric_of_test
 from leyden.comparison.search import ROUND, Search
 from leyden.comparison.space import FACTOR, at_edges, parse_pair, placed, value_at
+from leyden.comparison.swap import swapped
 from leyden.comparison.watch import MEGABYTE, Watch
 from leyden.errors import UsageError
 from leyden.formatting import TIMES
@@ -254,6 +259,55 @@ def test_a_fit_writes_no_checkpoints_and_keeps_every_other_callback() -> None:
     assert prepared({}, 7)["trainer"]["callbacks"] == []
 
 
+# What is the same for every arm.
+
+
+def test_what_a_component_draws_when_it_is_put_in_changes_nothing_that_is_drawn_later(
+    install: Callable[..., str],
+) -> None:
+    install_tried(install)
+    torch.manual_seed(1)
+    alone = torch.rand(3)
+    torch.manual_seed(1)
+    model = swapped(Classifier(), "made_tried.parts.bend", {"scale": 2.0})
+    built = torch.rand(3)
+    torch.manual_seed(1)
+    Classifier()
+    assert torch.equal(built, torch.rand(3))
+    assert not torch.equal(built, alone)
+    assert type(model.net[1]).__name__ == "Bend"
+    with pytest.raises(TypeError, match=r"torch.manual_seed must return a LightningModule, got Generator"):
+        swapped(1, "torch.manual_seed")  # type: ignore[arg-type]
+
+
+def test_data_follow_from_the_seed_alone_and_not_from_what_was_drawn_before() -> None:
+    def rows(seed: int, drawn: int) -> list[list[int]]:
+        torch.manual_seed(5)
+        torch.rand(drawn)
+        data = Blobs()
+        pin_data(data, seed)
+        data.setup("fit")
+        found = [list(data.parts[0].indices)]
+        for _ in range(2):
+            loader = data.train_dataloader()
+            found += [list(loader.sampler), list(loader.sampler)]
+        return found
+
+    first = rows(3, drawn=0)
+    assert first == rows(3, drawn=9)
+    assert first[0] != rows(4, drawn=0)[0]
+    assert first[1] != first[2]  # a second epoch has another order
+
+
+def test_a_pinned_data_module_survives_being_pickled() -> None:
+    data = Blobs()
+    pin_data(data, 3)
+    twin = pickle.loads(pickle.dumps(data))
+    for module in (data, twin):
+        module.setup("fit")
+    assert list(twin.train_dataloader().sampler) == list(data.train_dataloader().sampler)
+
+
 # What is measured.
 
 
@@ -286,6 +340,8 @@ def test_the_peak_of_the_memory_and_the_time_of_the_training_are_measured(
 ) -> None:
     if sampled:
         monkeypatch.setattr(watch, "_status", lambda name: int("no such thing"))
+    before = torch.ones(200 * MEGABYTE, dtype=torch.uint8)
+    del before  # what an earlier fit held does not count
     watched = Watch("x")
     loader = DataLoader(torch.ones(4, 1), 1)
     trainer = Trainer(
@@ -342,7 +398,6 @@ def test_a_plugin_shows_what_is_tuned_and_a_wrong_declaration_is_named(
 ) -> None:
     from io import StringIO
 
-    from compare_testbed import install_tried
     from leyden.listing import show_plugin
     from rich.console import Console
 
