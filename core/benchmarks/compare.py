@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 from leyden.compare import compare
-from leyden.comparison.arms import Arm
+from leyden.comparison.document import ArmFile
 from leyden.worker import ONE_THREAD
 from rich.console import Console
 
@@ -69,7 +69,7 @@ def fits() -> list[tuple[dict[str, Any], bool]]:
     for path in sorted(Path(".leyden/results/compare/digits").rglob("*.json")):
         cell = json.loads(path.read_text())["cell"]
         if cell["options"]["stage"] != "probe":
-            document = Arm.load(cell["options"]["document"]).configured(cell["setting"])
+            document = ArmFile.load(cell["options"]["document"]).configured(cell["setting"])
             found.append(({**document, "seed_everything": cell["seed"]}, cell["options"]["stage"] == "judge"))
     return found
 

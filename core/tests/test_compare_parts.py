@@ -15,7 +15,8 @@ from compare_testbed import install_tried
 from compared_project import Blobs, Classifier
 from leyden.claims import Arm, Cell, CellResult, Table
 from leyden.comparison import watch
-from leyden.comparison.arms import Contender, configured
+from leyden.comparison.arms import Contender
+from leyden.comparison.document import configured
 from leyden.comparison.fits import prepared
 from leyden.comparison.order import pin_data
 from leyden.comparison.probing import Facts, choose_metric, choose_mode, expected_seconds, metric_of_test

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from leyden.claims import Scalar
 from leyden.comparison import space
+from leyden.comparison.document import configured
 from leyden.configuration import config_path, load_config, merged
 from leyden.errors import LeydenError, UsageError, hint, unknown
-from leyden.files import write_atomic
 from leyden.manager import Manager, Plugin
 from leyden.model import Component, Space
 
@@ -58,68 +56,6 @@ class Contender:
     def slug(self) -> str:
         """The name as a file's or a tag's."""
         return re.sub(r"[^\w.-]+", "-", self.name).strip("-")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arm:
-    """What a worker needs of a contender; it travels as a file, since a cell holds only plain values.
-
-    Attributes:
-        document: the configuration.
-        keys: dotted keys of the configuration by short name.
-        files: where the configuration was read from; errors name them.
-    """
-
-    document: Mapping[str, Any]
-    keys: Mapping[str, str]
-    files: tuple[str, ...]
-
-    def configured(self, setting: Mapping[str, Scalar]) -> dict[str, Any]:
-        """The configuration at a setting."""
-        return configured(self.document, self.keys, setting)
-
-    def store(self, folder: Path) -> str:
-        """Write it to a file named after its content.
-
-        Returns:
-            The file's path.
-        """
-        text = json.dumps(asdict(self), indent=1, default=str)
-        name = f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
-        return str(write_atomic(folder / name, text))
-
-    @classmethod
-    def load(cls, path: str) -> Arm:
-        """Read what `store` wrote."""
-        return cls(**json.loads(Path(path).read_text()))
-
-
-def configured(
-    document: Mapping[str, Any], keys: Mapping[str, str], setting: Mapping[str, Scalar]
-) -> dict[str, Any]:
-    """A configuration with the values of a setting in it.
-
-    Args:
-        document: the configuration.
-        keys: the dotted key of each short name; a number in it counts the items of a list.
-        setting: values by short name.
-    """
-    changed: Any = document
-    for name, value in setting.items():
-        changed = _replaced(changed, keys[name].split("."), value)
-    return dict(changed)
-
-
-def _replaced(node: Any, parts: Sequence[str], value: Scalar) -> Any:
-    if not parts:
-        return value
-    if isinstance(node, list):
-        place = int(parts[0])
-        return [*node[:place], _replaced(node[place], parts[1:], value), *node[place + 1 :]]
-    if isinstance(node, str):
-        node = {"class_path": node}
-    below = dict(node or {})
-    return {**below, parts[0]: _replaced(below.get(parts[0]), parts[1:], value)}
 
 
 def read_configs(references: Sequence[str]) -> tuple[dict[str, Any], list[Path]]:
@@ -281,7 +217,6 @@ def _component(plugin: Plugin, wanted: str, given: str) -> Component:
         return every[wanted]
     if len(usable) == 1:
         return next(iter(usable.values()))
-    # a callback beside optimizers or schedulers watches them; it is tried by its own name
     named = [f"{plugin.name}.{name}" for name in usable]
     if named:
         raise UsageError(f"--try {given}: the plugin has several components; name one: {', '.join(named)}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from leyden.claims import Cell, Claim, Measured, Scale, Statement, Table
-from leyden.comparison.arms import Arm
+from leyden.comparison.document import ArmFile
 from leyden.comparison.settle import settle
 from leyden.errors import LeydenError
 from leyden.model import Verdict
@@ -32,7 +32,7 @@ class Fits(Claim):
     """Runs the cells of a comparison; `leyden.comparison.outcome` judges and draws them.
 
     A cell's options are ``stage`` (``"probe"``, ``"tune"`` or ``"judge"``), ``document`` (the file of its
-    `Arm`), ``metric`` (of validation) and ``test`` (the metric of testing, or empty).
+    `ArmFile`), ``metric`` (of validation) and ``test`` (the metric of testing, or empty).
     """
 
     name = "compare"
@@ -54,7 +54,7 @@ class Fits(Claim):
     def run(self, cell: Cell) -> Measured:
         """Fit an arm at the cell's setting with the cell's seed."""
         settle()
-        arm = Arm.load(str(cell.options["document"]))
+        arm = ArmFile.load(str(cell.options["document"]))
         document = prepared(arm.configured(cell.setting), cell.seed)
         files = [Path(file) for file in arm.files]
         if cell.options["stage"] == "probe":

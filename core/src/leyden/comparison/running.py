@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leyden.claims import Arm, Cell, Scalar, Table
-from leyden.comparison import arms as travelling
 from leyden.comparison.arms import BASELINE, Contender, Refusal
+from leyden.comparison.document import ArmFile
 from leyden.comparison.fits import FITS, TUNING_SEED, cell_tags
 from leyden.comparison.outcome import Question, select, tuning_notes, values_of
 from leyden.comparison.probing import (
@@ -308,7 +308,7 @@ class Comparing:
 
     def _stored(self, arm: Contender) -> str:
         files = tuple(str(path) for path in self.files)
-        return travelling.Arm(document=arm.document, keys=arm.keys, files=files).store(ARMS)
+        return ArmFile(document=arm.document, keys=arm.keys, files=files).store(ARMS)
 
     def _run(
         self,
