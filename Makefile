@@ -24,6 +24,7 @@ demo: .venv/ready
 	$(BIN)/leyden reproduce sps_safe/digits
 
 test: lint
+	sh tests/system-packages.sh
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --durations 15 $(TESTS)
 
 lint: .venv/ready-to-test

@@ -100,15 +100,19 @@ def _working_directory() -> Iterator[tuple[bool, str]]:
 
 
 def _executor(settings: Settings) -> Iterator[tuple[bool, str]]:
-    from leyden.execute import check_executor
+    from leyden.execute import check_executor, default_jobs, stop_workers
 
     try:
         check_executor(settings.execute.executor)
+        jobs = settings.execute.jobs
+        cores = default_jobs(settings.execute.executor)
     except LeydenError as error:
         yield False, f"execution: {error}"
     else:
-        jobs = settings.execute.jobs
-        yield True, f"execution: {settings.execute.executor}, {f'{jobs} jobs' if jobs else 'one job a core'}"
+        number = f"{jobs} jobs" if jobs else f"one job a core, {cores} of them"
+        yield True, f"execution: {settings.execute.executor}, {number}"
+    finally:
+        stop_workers()
 
 
 def _tracking(settings: Settings) -> Iterator[tuple[bool, str]]:
