@@ -52,6 +52,9 @@ SMALL = {
 }
 """What is added to a command of that name, after its own arguments."""
 
+_reproduced: set[tuple[str, ...]] = set()
+"""Claims that an earlier page has run; they depend on no page, and are not run again."""
+
 CLASSIFIER: dict[str, Any] = {
     "model": {
         "class_path": "leyden.tasks.Classification",
@@ -151,6 +154,9 @@ def run_console(block: Block, namespace: dict[str, Any]) -> None:
         elif words[:2] == ["leyden", "ui"]:
             serve_and_stop([sys.executable, "-m", *words, "--no-open"])
         elif words[0] == "leyden" and not set(words) & {"&&", "|", ">"}:
+            if words[1] == "reproduce" and tuple(words) in _reproduced:
+                continue
+            _reproduced.add(tuple(words))
             manager.cache_clear()
             status = cli.main([*words[1:], *SMALL.get(words[1], [])])
             end_tracking()
