@@ -293,6 +293,7 @@ def quiet_cli(
     files: Sequence[Path] = (),
     callbacks: Sequence[Callback] = (),
     idle_logger: Any = False,
+    kind: type[LeydenCLI] = LeydenCLI,
 ) -> LeydenCLI:
     """Make the objects of a configuration for a run that shows nothing and writes no checkpoints unasked.
 
@@ -301,12 +302,13 @@ def quiet_cli(
         files: where it was read from; errors name them.
         callbacks: further callbacks.
         idle_logger: the Trainer's logger where no run is active (`leyden.tracking.use_run`).
+        kind: the class that makes them.
 
     Raises:
         UsageError: if the configuration is wrong.
     """
     whole = merged(document, _quiet_trainer(document, idle_logger))
-    return LeydenCLI(
+    return kind(
         args=whole,
         config_files=files,
         run=False,

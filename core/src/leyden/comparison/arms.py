@@ -84,9 +84,13 @@ def read_configs(references: Sequence[str]) -> tuple[dict[str, Any], list[Path]]
     for key in ("optimizer", "lr_scheduler", "model", "data"):
         if isinstance(document.get(key), str):
             document[key] = {"class_path": document[key]}
+    names = ", ".join(map(str, references))
     if not isinstance(document.get("model"), Mapping):
-        names = ", ".join(map(str, references))
         raise UsageError(f"--config {names}: the configuration has no 'model:'")
+    for key in ("optimizer", "lr_scheduler", "model", "data"):
+        node = document.get(key)
+        if isinstance(node, Mapping) and not isinstance(node.get("class_path"), str):
+            raise UsageError(f"--config {names}: '{key}:' names no class; it needs a class_path")
     return document, files
 
 

@@ -16,6 +16,7 @@ from leyden.model import Verdict
 from leyden.tracking import active_run
 
 if TYPE_CHECKING:
+    from leyden.comparison.watch import Watch
     from leyden.lightning import LeydenCLI
 
 TUNING_SEED = 1_000_003
@@ -99,7 +100,7 @@ def _fit(document: Mapping[str, Any], files: Sequence[Path], cell: Cell) -> Meas
         cli = _made(document, files, cell.seed, watch)
         cli.trainer.fit(cli.model, datamodule=cli.datamodule)
         measured: dict[str, Any] = {
-            metric: watch.values[-1] if watch.values else _validated(cli).get(metric, math.nan),
+            metric: _at_the_end(watch, cli, metric),
             "training_seconds": watch.training_seconds,
             "peak_megabytes": watch.peak_megabytes,
         }
@@ -115,12 +116,19 @@ def _fit(document: Mapping[str, Any], files: Sequence[Path], cell: Cell) -> Meas
 
 def _made(document: Mapping[str, Any], files: Sequence[Path], seed: int, *callbacks: Any) -> LeydenCLI:
     """The objects of a configuration, with data that depend on the seed alone."""
-    from leyden.comparison.order import pin_data
+    from leyden.comparison.order import PinnedCLI, pin_data
     from leyden.lightning import quiet_cli
 
-    cli = quiet_cli(document, files=files, callbacks=callbacks, idle_logger=_NO_LOGGER)
+    cli = quiet_cli(document, files=files, callbacks=callbacks, idle_logger=_NO_LOGGER, kind=PinnedCLI)
     pin_data(cli.datamodule or cli.model, seed)
     return cli
+
+
+def _at_the_end(watch: Watch, cli: LeydenCLI, metric: str) -> float:
+    """The metric of the weights at the end; the last validation may lie before it, or not be at all."""
+    if watch.values and watch.steps[-1] == cli.trainer.global_step:
+        return watch.values[-1]
+    return _validated(cli).get(metric, math.nan)
 
 
 def _validated(cli: LeydenCLI) -> dict[str, float]:

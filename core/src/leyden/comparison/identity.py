@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 import json
@@ -22,7 +23,7 @@ def identity(arms: Sequence[Contender], budget: Mapping[str, Any]) -> str:
 
     Returns:
         Letters and digits. The code is that of Leyden, of the plugins tried, and of the modules in the
-        working directory that the configuration names.
+        working directory that the configuration names, with what they import of it.
     """
     said = [
         [
@@ -37,30 +38,53 @@ def identity(arms: Sequence[Contender], budget: Mapping[str, Any]) -> str:
     code = {
         path: code_version(path) for path in sorted({arm.component.path for arm in arms if arm.component})
     }
-    own = {name: _content(name) for name in sorted(set(_modules(arms[0].document)))}
+    own = _own_code(set(_modules(arms[0].document)))
     text = json.dumps([said, dict(budget), code, own], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _modules(node: Any) -> Iterator[str]:
-    """The top modules of the classes that a configuration names."""
+    """The top modules of what a configuration names by dotted paths."""
     if isinstance(node, Mapping):
-        if isinstance(path := node.get("class_path"), str) and "." in path:
-            yield path.partition(".")[0]
         for value in node.values():
             yield from _modules(value)
     elif isinstance(node, list):
         for item in node:
             yield from _modules(item)
+    elif isinstance(node, str) and "." in node and all(part.isidentifier() for part in node.split(".")):
+        yield node.partition(".")[0]
 
 
-def _content(module: str) -> str:
-    """A hash of a module's sources where it is the user's own; empty for what is installed."""
-    digest = hashlib.sha256()
-    files = list(_own_files(module))
-    for path in files:
-        digest.update(f"{path.name}\0".encode() + path.read_bytes())
-    return digest.hexdigest() if files else ""
+def _own_code(modules: set[str]) -> dict[str, str]:
+    """A hash of the sources of each module that is the user's own, and of those that these import."""
+    found: dict[str, str] = {}
+    seen, waiting = set(modules), sorted(modules)
+    while waiting:
+        name = waiting.pop()
+        digest = hashlib.sha256()
+        files = list(_own_files(name))
+        for path in files:
+            source = path.read_bytes()
+            digest.update(f"{path.name}\0".encode() + source)
+            new = set(_imported(source)) - seen
+            seen |= new
+            waiting += sorted(new)
+        if files:
+            found[name] = digest.hexdigest()
+    return found
+
+
+def _imported(source: bytes) -> Iterator[str]:
+    """The top modules that a source imports, wherever in it; none where it is no Python."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
 
 
 def _own_files(module: str) -> Iterator[Path]:

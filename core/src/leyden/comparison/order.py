@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader
+
+from leyden.lightning import LeydenCLI
 
 _DATA_HOOKS = ("prepare_data", "train_dataloader", "val_dataloader", "test_dataloader")
 
@@ -37,6 +40,19 @@ def own_randomness(seed: int | None = None) -> Iterator[None]:
         random.setstate(before[0])
         np.random.set_state(before[1])
         torch.set_rng_state(before[2])
+
+
+class PinnedCLI(LeydenCLI):
+    """Makes callbacks aside: what they draw when they are made changes no initial value of the model."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Let callbacks be made by `_aside`."""
+        parser.add_instantiator(_aside, Callback)
+
+
+def _aside(kind: Any, *args: Any, **kwargs: Any) -> Any:
+    with own_randomness():
+        return kind(*args, **kwargs)
 
 
 def pin_data(source: LightningDataModule | LightningModule, seed: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -123,6 +124,6 @@ def _write_configurations(folder: Path, question: Question) -> list[Path]:
         tried = len(question.chosen[arm.name].grid) if arm.name in question.chosen else 0
         best = f", best of {tried} by {question.validation}" if tried > 1 else ""
         text = yaml.safe_dump(arm.configured(setting), sort_keys=False)
-        heading = f"# {arm.name}{best}. Run it: leyden fit --config {path}\n"
+        heading = f"# {arm.name}{best}. Run it: leyden fit --config {shlex.quote(str(path))}\n"
         written.append(write_atomic(path, heading + text))
     return written

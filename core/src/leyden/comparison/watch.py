@@ -17,6 +17,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 MEGABYTE = 2**20
 _SAMPLING_SECONDS = 0.01
+_LEAST = 4 * MEGABYTE
+"""A process grows in pages and by what its allocator holds ready; less than this says nothing of a fit."""
 
 
 class Watch(Callback):
@@ -29,7 +31,7 @@ class Watch(Callback):
         training_seconds: how long the training took, validation included; NaN until it ended.
         peak_megabytes: the most memory that the training held, in 2^20 bytes: on CUDA what torch had
             allocated, elsewhere parameters and buffers and what the process grew by. NaN where it cannot be
-            told.
+            told, as where a process grew by less than 4 of them.
 
     Args:
         metric: the validation metric.
@@ -113,9 +115,14 @@ class _HighWaterMark:
 
     def peak(self) -> float:
         try:
-            return _status("VmHWM") - self._base
+            return _told(_status("VmHWM") - self._base)
         except (OSError, ValueError):
             return math.nan
+
+
+def _told(held: float) -> float:
+    """The memory of a process, in bytes; NaN where it is too little to be told from chance."""
+    return held if held >= _LEAST else math.nan
 
 
 def _status(name: str) -> float:
@@ -140,7 +147,7 @@ class _Sampled:
     def peak(self) -> float:
         self._stop.set()
         self._thread.join()
-        return self._highest - self._base
+        return _told(self._highest - self._base)
 
     def _sample(self) -> None:
         while True:
