@@ -310,7 +310,7 @@ def output() -> str:
     return Path("output").read_text()
 
 
-def wait_for(condition: Callable[[], bool], parent: subprocess.Popen[str]) -> None:
+def wait_for(condition: Callable[[], bool], parent: subprocess.Popen[Any]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert parent.poll() is None, f"it ended early: {output()}"
@@ -354,6 +354,38 @@ def test_a_ray_of_our_own_listens_on_the_loopback_alone_and_reports_nothing() ->
     assert raylet.environ()["RAY_USAGE_STATS_ENABLED"] == "0"
     parent.terminate()
     assert parent.wait(timeout=PATIENCE) == 143
+
+
+def test_after_kill_9_resume_runs_on_ray_what_is_missing_and_nothing_else(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    information = directory / "site" / "toy-1.0.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[leyden]\ntoy = toy_plugin\n")
+    (directory / "site" / "toy_plugin.py").write_text(
+        "from leyden.hookspecs import hookimpl\nLEYDEN_API = 1\n"
+        "@hookimpl\ndef leyden_claims():\n    return ['toy_claims.Toy']\n"
+    )
+    Path("plugins.toml").write_text("[tracking]\nenabled = false\n\n[execute]\nexecutor = 'ray'\njobs = 2\n")
+    Path("tell").write_text("2")
+    monkeypatch.setenv("PYTHONPATH", str(directory / "site"))
+    monkeypatch.setenv("TOY_ALL", "rest_until_told")
+    command = [sys.executable, "-P", "-m", "leyden", "reproduce", "toy/toy", "--scale", "smoke"]
+    with Path("output").open("w") as told:
+        killed = subprocess.Popen(command, stdout=told, stderr=subprocess.STDOUT)
+    wait_for(lambda: len(list(Path().glob("attempts/*"))) == 4, killed)
+    wait_for(lambda: len(list(Path().glob(".leyden/results/*/*/*/*/*.json"))) == 2, killed)
+    family = psutil.Process(killed.pid).children(recursive=True)
+    killed.kill()
+    killed.wait()
+    psutil.wait_procs([each for each in family if "Agent" not in each.name()], timeout=PATIENCE)
+    Path("tell").write_text("99")
+    resumed = subprocess.run([*command, "--resume"], capture_output=True, text=True, check=False)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert "2 of them measured by this code before" in resumed.stdout
+    assert "Ray runs on this machine, 2 workers" in resumed.stdout
+    assert len(list(Path().glob("attempts/*"))) == 4 + 2
 
 
 @contextmanager
@@ -420,6 +452,8 @@ def test_a_running_cluster_is_used_left_running_and_missed_when_it_is_gone(
         monkeypatch.setenv("RAY_ADDRESS", address)
         parent = start_parent("start_a_child", "start_a_child", "")
         children = sleepers(psutil.Process(process.pid))
+        time.sleep(1)
+        assert len(list(Path().glob("attempts/*"))) == 2, "there is a third core, but two jobs were asked for"
         parent.send_signal(signal.SIGTERM)
         assert parent.wait(timeout=PATIENCE) == 143
         _, alive = psutil.wait_procs(children, timeout=PATIENCE)

@@ -24,12 +24,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from leyden.errors import LeydenError, UsageError, one_line
 from leyden.results import code_version
-from leyden.worker import ONE_THREAD, Job, find_modules_in, guard_this_process, run_job
+from leyden.worker import ONE_THREAD, Job, find_modules_in, run_job
 
 POLL = 0.2
 """Seconds between two looks at the stored results."""
@@ -43,7 +42,6 @@ _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0,
 _OBJECT_STORE_BYTES = 100_000_000
 """Cells exchange nothing; by default Ray would set a third of the memory aside."""
 _OF_A_CLUSTER_OF_OUR_OWN = {
-    **ONE_THREAD,
     "RAY_USAGE_STATS_ENABLED": "0",  # nobody is told
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on every system: Ray then listens on the loopback alone
 }
@@ -90,9 +88,9 @@ class RayWorkers:
         Raises:
             LeydenError: if a result cannot be stored, or the cluster does not answer any more.
         """
-        new = self._ray is None or self._started_here not in (0, count)
+        before = self._ray, self._started_here
         ray = self._connected(count)
-        if new:
+        if before != (ray, self._started_here):
             tell(self._description(count))
         for folder in {job.results for job in batch}:
             folder.mkdir(parents=True, exist_ok=True)  # the other machines look whether they see it
@@ -122,7 +120,8 @@ class RayWorkers:
 
     def _connected(self, count: int) -> Any:
         address = cluster_address()
-        if self._ray is not None and self._address == address and self._started_here in (0, count):
+        enough = address is not None or self._started_here >= count
+        if self._ray is not None and self._address == address and enough:
             self._probe()
             return self._ray
         self.stop()
@@ -206,12 +205,12 @@ def await_greeting(address: str) -> None:
 
 
 def run_remote_job(job: Job, origin: Origin) -> None:
-    """Run one cell in this process of Ray's, which is made ready for it at its first.
+    """Run one cell in this process of Ray's. Ray ends it together with all that the cell started.
 
     Raises:
         LeydenError: if this machine does not see the results or has other code, or cannot store the result.
     """
-    _prepare(job.directory)
+    find_modules_in(job.directory)
     if not job.results.is_dir():
         raise LeydenError(
             f"{socket.gethostname()} does not see {job.results}; every machine of the cluster must see the "
@@ -241,17 +240,6 @@ def _code_of(claim: str) -> str:
 
 def _origin(claim: str) -> Origin:
     return Origin(host=socket.gethostname(), code=_code_of(claim))
-
-
-_ready = False
-
-
-def _prepare(directory: Path) -> None:
-    global _ready
-    if not _ready:
-        find_modules_in(directory)
-        guard_this_process(os.getppid())
-        _ready = True
 
 
 def _started(*, num_cpus: int) -> Any:

@@ -92,15 +92,6 @@ def start_worker(parent: int, directory: Path) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     find_modules_in(directory)
     multiprocessing.set_start_method(None, force=True)
-    guard_this_process(parent)
-
-
-def guard_this_process(parent: int) -> None:
-    """Make this process the leader of a process group that ends with it, and with its parent.
-
-    Args:
-        parent: the process that started this one.
-    """
     if os.name == "posix":
         os.setpgid(0, 0)
         subprocess.Popen(
