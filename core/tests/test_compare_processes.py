@@ -188,3 +188,23 @@ def test_each_try_keeps_its_own_words() -> None:
     chosen = _parser().parse_args(words.split())
     assert chosen.tries == [["one.A", "x=1", "y=2..3"], ["two"]]
     assert chosen.tune == ["lr=1..2", "z=1,2", "w=1..2"]
+
+
+@pytest.mark.slow
+def test_a_comparison_on_ray_gives_the_table_of_one_on_this_machines_own_processes(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setenv("HOME", str(work))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (work / "plugins.toml").write_text("[tracking]\nenabled = false\n")
+    write_config()
+    asked = ["--config", "mine.yaml", "--try", "tried.Steady", "--trials", "2", "--seeds", "2", "--jobs", "2"]
+    tables = []
+    for executor in ("loky", "ray"):
+        process = start(*asked, "--executor", executor)
+        output = finish(process)
+        assert process.returncode == 0, output
+        assert ("Ray runs on this machine, 2 workers" in output) == (executor == "ray")
+        tables.append(comparable(Path("leyden-reports/compare/mine/table.md").read_text()))
+    assert tables[0] == tables[1]
