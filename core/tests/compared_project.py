@@ -104,14 +104,16 @@ class Blind(LightningModule):
 
 
 class Independent(Regression):
-    """Makes its own optimizer and scheduler."""
+    """Makes its own optimizer, of two parameter groups, and scheduler."""
 
     def __init__(self, lr: float = 0.01) -> None:
         super().__init__()
         self.lr = lr
 
     def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr)
+        parameters = list(self.parameters())
+        groups = [{"params": parameters[:1], "weight_decay": 0.1}, {"params": parameters[1:]}]
+        optimizer = torch.optim.SGD(groups, lr=self.lr)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
 
 

@@ -184,7 +184,7 @@ def test_by_hand_no_optimizer_that_needs_the_loss_and_no_scheduler_applies() -> 
     assert "| Steady |" in report()
 
 
-def test_a_model_with_an_optimizer_of_its_own_is_given_another_and_the_lost_scheduler_is_told() -> None:
+def test_a_model_with_an_optimizer_of_its_own_is_given_another_and_what_is_lost_is_told() -> None:
     write_config(
         model={"class_path": "mine.Independent"},
         data=LINE,
@@ -193,6 +193,7 @@ def test_a_model_with_an_optimizer_of_its_own_is_given_another_and_the_lost_sche
     status, output = compare_here("tried.Steady", "tried.Halving", trials=2)
     assert status == 0, output
     assert "Steady runs without the scheduler" in report()
+    assert "Steady gets all parameters in one group; the 2 groups that the model's own" in report()
     assert "Halving does not apply: a scheduler of the configuration needs 'optimizer:'" in output
     assert arm_config("Steady")["optimizer"]["class_path"].endswith("Steady")
     assert "optimizer" not in arm_config("baseline")
@@ -365,6 +366,7 @@ def test_a_dry_run_says_what_would_run_and_leaves_nothing() -> None:
         (["tried.Steady lr=a..b"], "an end of a range must be a number, got 'a'"),
         (["tried.Steady lr=1 lr=2"], "'lr' is given twice"),
         (["tried.Steady", "tried.Steady"], "--try tried.Steady is given twice"),
+        (["tried.Steady lr=1", "tried.Steady lr=1.0"], "--try tried.Steady lr=1.0 is given twice"),
         (["tried.Miss"], "nothing to compare: Miss does not apply: a loss has no natural place"),
         (["tried.Steady lr=-1"], "lr must be positive, got -1"),
     ],

@@ -14,7 +14,7 @@ import torch
 from compare_testbed import install_tried
 from compared_project import Blobs, Classifier
 from leyden.claims import Arm, Cell, CellResult, Table
-from leyden.comparison import watch
+from leyden.comparison import arms, watch
 from leyden.comparison.arms import Contender
 from leyden.comparison.document import configured
 from leyden.comparison.fits import prepared
@@ -430,3 +430,18 @@ def test_a_wrong_declaration_is_named(install: Callable[..., str], declared: str
     """
     install("odd", hooks)
     assert message in (manager().plugins["odd"].error or "")
+
+
+def test_a_component_of_the_baselines_name_is_told_apart_from_the_baseline(
+    install: Callable[..., str],
+) -> None:
+    hooks = (
+        "from leyden.hookspecs import hookimpl\nfrom leyden.model import Component\nLEYDEN_API = 1\n"
+        "@hookimpl\ndef leyden_components():\n"
+        "    return [Component(kind='callback', path='{package}.parts.baseline', summary='B.')]\n"
+    )
+    parts = "from lightning.pytorch import Callback\nclass baseline(Callback): pass\n"
+    install("twin", hooks, files={"parts.py": parts})
+    base = arms.baseline({"model": {"class_path": "torch.nn.Identity"}}, [])
+    (tried,) = arms.contenders(base, [["twin"]], manager())
+    assert (base.name, tried.name) == ("baseline", "twin.baseline")

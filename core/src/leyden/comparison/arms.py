@@ -159,8 +159,8 @@ def contenders(
         else:
             arms.append(_contender(name, attempt, base))
     names = [arm.name for arm in arms]
-    for attempt, name in zip(parsed, names, strict=True):
-        if names.count(name) > 1:
+    for place, attempt in enumerate(parsed):
+        if any(attempt.same(other) for other in parsed[:place]) or names[place] in names[:place]:
             raise UsageError(f"--try {' '.join(attempt.words)} is given twice")
     return arms
 
@@ -210,6 +210,11 @@ class _Try:
     @property
     def values(self) -> str:
         return " ".join(self.words[1:])
+
+    def same(self, other: _Try) -> bool:
+        """Whether both ask for the same, however they spell it."""
+        mine, theirs = ((each.component.path, each.fixed, each.ranges) for each in (self, other))
+        return mine == theirs
 
 
 def _component(plugin: Plugin, wanted: str, given: str) -> Component:
@@ -338,7 +343,7 @@ def _with_rate(arm: Contender, place: str, *, lead: str) -> Contender | None:
 def _distinct_name(attempt: _Try, every: Sequence[_Try]) -> str:
     name = attempt.component.name
     rivals = [other for other in every if other is not attempt and other.component.name == name]
-    if any(rival.component.path != attempt.component.path for rival in rivals):
+    if name == BASELINE or any(rival.component.path != attempt.component.path for rival in rivals):
         name = f"{attempt.plugin.name}.{name}"
     if any(rival.component.path == attempt.component.path for rival in rivals) and attempt.values:
         name = f"{name} {attempt.values}"

@@ -34,6 +34,7 @@ class Facts:
         automatic: whether Lightning optimizes, not the model's own training step.
         optimizers: how many optimizers train.
         schedulers: how many schedulers there are.
+        groups: how many parameter groups the optimizer has, of several optimizers the one with the most.
         fit_seconds: what a whole fit takes; NaN where the data do not tell.
         diverged: whether the loss was not finite in these few batches already.
     """
@@ -43,6 +44,7 @@ class Facts:
     automatic: bool
     optimizers: int
     schedulers: int
+    groups: int
     fit_seconds: float
     diverged: bool
 
@@ -63,6 +65,7 @@ class Facts:
             automatic=bool(measured.get("automatic", 1.0)),
             optimizers=int(measured.get("optimizers", 0)),
             schedulers=int(measured.get("schedulers", 0)),
+            groups=int(measured.get("groups", 1)),
             fit_seconds=float(measured.get("fit_seconds", math.nan)),
             diverged=bool(measured.get("diverged", 0.0)),
         )
@@ -169,6 +172,17 @@ def dropped_scheduler(arm: Contender, base: Facts) -> str:
     return (
         f"{arm.name} runs without the scheduler that the model's own configure_optimizers makes; "
         "a scheduler under 'lr_scheduler:' in the configuration would be used by all."
+    )
+
+
+def dropped_groups(arm: Contender, base: Facts) -> str:
+    """A note where the arm's optimizer gets one parameter group, the baseline has several; else empty."""
+    kind = arm.component.kind if arm.component else ""
+    if kind != "optimizer" or base.groups < 2:
+        return ""
+    return (
+        f"{arm.name} gets all parameters in one group; the {base.groups} groups that the model's own "
+        "configure_optimizers makes, and what is set in them, are the baseline's alone."
     )
 
 

@@ -21,6 +21,7 @@ from leyden.comparison.probing import (
     choose_metric,
     choose_mode,
     does_not_apply,
+    dropped_groups,
     dropped_scheduler,
     expected_seconds,
     facts_of,
@@ -224,7 +225,8 @@ class Comparing:
             notes.append("There is no test for this metric, so the validation data that choose also judge.")
         if self.plan.trials:
             notes += [note for arm in self.arms for note in arm.notes]
-        notes += filter(None, (dropped_scheduler(arm, base) for arm in self.arms))
+        for dropped in (dropped_scheduler, dropped_groups):
+            notes += filter(None, (dropped(arm, base) for arm in self.arms))
         if left_out := left_out_callbacks(self.arms[0].document):
             notes.append(f"{', '.join(left_out)} is left out: a comparison writes no checkpoints.")
         return notes

@@ -17,7 +17,8 @@ class Glance(Callback):
 
     Attributes:
         found: ``automatic`` (1 under automatic optimization), how many ``optimizers`` and ``schedulers``
-            there are, ``batches`` and ``validations`` of a whole fit (NaN where the data do not tell).
+            there are and parameter ``groups`` in an optimizer at most, ``batches`` and ``validations`` of a
+            whole fit (NaN where the data do not tell).
 
     Args:
         batches: after how many it stops.
@@ -43,6 +44,7 @@ class Glance(Callback):
             "automatic": float(pl_module.automatic_optimization),
             "optimizers": float(len(trainer.optimizers)),
             "schedulers": float(len(trainer.lr_scheduler_configs)),
+            "groups": float(max((len(each.param_groups) for each in trainer.optimizers), default=0)),
             "batches": batches,
             "validations": epochs / every * max(an_epoch, 1.0),
         }
