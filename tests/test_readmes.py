@@ -19,7 +19,6 @@ import argparse
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import tomllib
@@ -176,14 +175,14 @@ def serve_and_stop(command: list[str]) -> None:
     """Start what serves until it is stopped, and stop it once it has said where."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        said = []
-        for line in server.stdout:
-            said.append(line)
-            if "http://127.0.0.1" in line:
-                break
-        server.send_signal(signal.SIGINT)
-        server.communicate(timeout=60)
-    assert server.returncode in (0, 130), "".join(said)
+        try:
+            said = next((line for line in server.stdout if "http://127.0.0.1" in line), "")
+            server.terminate()  # a job in the background is deaf to Ctrl-C
+            server.communicate(timeout=60)
+        finally:
+            server.kill()
+    assert said
+    assert server.returncode in (0, 143)
 
 
 def read_toml(block: Block, namespace: dict[str, Any]) -> None:
