@@ -16,6 +16,7 @@ from pathlib import Path
 
 from latex2mathml.converter import convert
 from leyden.claims import SCALES, Claim
+from leyden.formatting import count, duration
 from leyden.listing import search_text, three_lines
 from leyden.manager import Manager, Plugin, discover
 from leyden.settings import read_settings
@@ -229,7 +230,7 @@ def components(plugin: Plugin) -> str:
         for item in plugin.components
     ]
     headings = ("name", "kind", "what it is", "also checked with", "tuned over")
-    use = textwrap.indent(three_lines(plugin.components[0]), "    ") if plugin.components else ""
+    use = f"```python\n{three_lines(plugin.components[0])}\n```" if plugin.components else ""
     return section("Components", f"{table(headings, rows)}\n\n{use}" if rows else "")
 
 
@@ -261,7 +262,7 @@ def claim_text(plugin: Plugin, claim: type[Claim]) -> str:
     """A claim: its statements, the rule that judges each, what the paper says, how long a run takes."""
     rows = [(one.text, one.kind, one.paper or "(a check of our own)") for one in claim.statements]
     times = ", ".join(
-        f"{scale} {claim.minutes[scale]:g} min with {claim.seeds[scale]} seeds"
+        f"{scale} {duration(60 * claim.minutes[scale])} with {count(claim.seeds[scale], 'seed')}"
         for scale in SCALES
         if scale in claim.minutes and scale in claim.seeds
     )

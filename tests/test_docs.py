@@ -172,6 +172,13 @@ def test_links_of_a_readme_lead_to_pages_of_the_site(hooks: ModuleType) -> None:
         assert led(untouched, plugin, "plugins/sps_safe.md") == untouched
 
 
+def test_an_asterisk_within_a_formula_is_no_emphasis(site: Path) -> None:
+    text = (site / "plugins" / "sps_safe.html").read_text()
+    told = text.partition('id="what-is-exact-and-what-is-reconstructed"')[2].partition("<h2")[0]
+    assert "f(x*)" in told
+    assert "<em>" not in told
+
+
 def test_code_keeps_what_looks_like_a_link(hooks: ModuleType) -> None:
     page = "see [a](b.md)\n```python\nx[0](y)\n```\nand `z[0](y)`\n"
     changed = hooks.outside_code(page, lambda text: text.replace("(", "<"))
