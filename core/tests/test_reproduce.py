@@ -157,7 +157,8 @@ def test_seeds_given_by_the_user_replace_those_of_the_claim(here: Path) -> None:
 def test_a_first_seed_moves_every_cell_and_is_in_the_command_that_repeats_it(here: Path) -> None:
     run(seeds=2, first_seed=5)
     assert json.loads(report())["seeds"] == [5, 6]
-    page = report("report.html")
+    assert "--seeds 2 --first-seed 5" in report("table.md")
+    page = re.sub("<[^>]*>", "", report("report.html"))
     assert "--seeds 2 --first-seed 5" in page
     assert "2, 5 to 6" in page
 

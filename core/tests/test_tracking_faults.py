@@ -449,7 +449,9 @@ def test_a_disk_that_fills_up_stops_logging_and_the_next_start_has_all_before(
         assert_sound(disk / "leyden.db")
         filler.unlink()
         recover(store)
-        assert steps(store.uri, "run", "loss") == logged
+        stored = steps(store.uri, "run", "loss")
+        assert stored[: len(logged)] == logged
+        assert len(stored) <= len(logged) + 1  # the call that said so may have been written
         assert runs(store.uri)["run"].info.status == "FAILED"
 
 
