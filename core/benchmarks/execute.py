@@ -84,17 +84,18 @@ def steps_for(seconds: float) -> int:
     return int(2000 * seconds / (time.perf_counter() - began))
 
 
-def wall_time(cells: Sequence[Cell], jobs: int) -> float:
+def wall_time(cells: Sequence[Cell], jobs: int, executor: str = "loky") -> tuple[float, float]:
+    """Seconds that all cells took, the start of the workers included, and that one took in the mean."""
     folder = Path(tempfile.mkdtemp())
     results = Results(folder)
     began = time.perf_counter()
     try:
-        run_cells("execute.Training", cells, results=results, jobs=jobs)
+        run_cells("execute.Training", cells, results=results, jobs=jobs, executor=executor)
         elapsed = time.perf_counter() - began
         table = results.table(cells)
         if len(table.done) < len(cells):
             raise SystemExit(f"{len(table.failed)} cells failed: {table.failed[0].error}")
-        return elapsed
+        return elapsed, sum(result.seconds for result in table) / len(table)
     finally:
         stop_workers()
         shutil.rmtree(folder)
@@ -109,8 +110,8 @@ def main() -> None:
     count, seconds = (4, 1.0) if quick else (CELLS, SECONDS_A_CELL)
     steps = steps_for(seconds)
     cells = [Cell(method="SGD", seed=seed, options={"steps": steps}) for seed in range(count)]
-    serial = wall_time(cells, 1)
-    parallel = wall_time(cells, 2)
+    serial, _ = wall_time(cells, 1)
+    parallel, _ = wall_time(cells, 2)
     print(f"{count} cells of {steps} training steps, one torch thread a worker")
     print(f"1 job {serial:.1f} s, 2 jobs {parallel:.1f} s, ratio {serial / parallel:.2f}")
 

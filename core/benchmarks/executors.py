@@ -11,36 +11,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
-import tempfile
-import time
-from collections.abc import Sequence
-from pathlib import Path
 
-from execute import SECONDS_A_CELL, steps_for
+from execute import SECONDS_A_CELL, steps_for, wall_time
 from leyden.claims import Cell
-from leyden.execute import run_cells, stop_workers
-from leyden.results import Results
 
 CELLS, ROUNDS = 12, 3
 EXECUTORS = ("loky", "ray")
-
-
-def wall_time(cells: Sequence[Cell], executor: str) -> tuple[float, float]:
-    """Seconds that the arm took, and that a cell took in the mean."""
-    folder = Path(tempfile.mkdtemp())
-    results = Results(folder)
-    began = time.perf_counter()
-    try:
-        run_cells("execute.Training", cells, results=results, jobs=2, executor=executor)
-        elapsed = time.perf_counter() - began
-        table = results.table(cells)
-        if len(table.done) < len(cells):
-            raise SystemExit(f"{len(table.failed)} cells failed: {table.failed[0].error}")
-        return elapsed, sum(result.seconds for result in table) / len(table)
-    finally:
-        stop_workers()
-        shutil.rmtree(folder)
 
 
 def main() -> None:
@@ -57,7 +33,7 @@ def main() -> None:
     print(f"{count} cells of {steps} training steps, two at a time, start of the workers included")
     for number in range(rounds):
         for name in EXECUTORS if number % 2 == 0 else EXECUTORS[::-1]:
-            elapsed, mean = wall_time(cells, name)
+            elapsed, mean = wall_time(cells, 2, name)
             times[name] += elapsed
             print(f"{name} {elapsed:.1f} s, a cell {mean:.1f} s", flush=True)
     print(f"Ray {times['ray']:.1f} s, loky {times['loky']:.1f} s, ratio {times['ray'] / times['loky']:.2f}")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from leyden.claims import Cell
 from leyden.compare import compare
+from leyden.comparison import running
 from leyden.results import Results
 from leyden.worker import Job, run_job
 from rich.console import Console
@@ -178,3 +183,17 @@ def report(name: str = "mine", file: str = "table.md") -> str:
 def arm_config(arm: str, name: str = "mine") -> dict[str, Any]:
     """The configuration that a comparison left of an arm."""
     return yaml.safe_load(report(name, f"{arm}.yaml"))  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def project_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory with the user's module, whose fits run in this process and are not tracked."""
+    work = tmp_path / "work"
+    work.mkdir()
+    shutil.copy(Path(__file__).with_name("compared_project.py"), work / "mine.py")
+    (work / "plugins.toml").write_text("[tracking]\nenabled = false\n")
+    monkeypatch.chdir(work)
+    monkeypatch.setattr(sys, "path", [str(work), *sys.path])
+    monkeypatch.setattr(running, "run_cells", run_cells_here)
+    yield work
+    sys.modules.pop("mine", None)

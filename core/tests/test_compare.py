@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from compare_testbed import (
     arm_config,
     compare_here,
     install_tried,
+    project_in,
     report,
     run_cells_here,
     stored,
@@ -35,15 +35,8 @@ LINE = {"class_path": "mine.Blobs", "init_args": {"classes": 0}}
 def project(tmp_path: Path, install: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A working directory with the user's module; the plugins are installed elsewhere."""
     install_tried(install)
-    work = tmp_path / "work"
-    work.mkdir()
-    shutil.copy(Path(__file__).with_name("compared_project.py"), work / "mine.py")
-    (work / "plugins.toml").write_text("[tracking]\nenabled = false\n")
-    monkeypatch.chdir(work)
-    monkeypatch.setattr(sys, "path", [str(work), *sys.path])
-    monkeypatch.setattr(running, "run_cells", run_cells_here)
-    yield work
-    sys.modules.pop("mine", None)
+    with project_in(tmp_path, monkeypatch) as work:
+        yield work
 
 
 def test_a_classifier_is_compared_tuned_judged_and_reported() -> None:

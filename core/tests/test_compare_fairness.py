@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from compare_testbed import compare_here, install_tried, report, run_cells_here, stored, write_config
-from leyden.comparison import running, watch
+from compare_testbed import (
+    compare_here,
+    install_tried,
+    project_in,
+    report,
+    stored,
+    write_config,
+)
+from leyden.comparison import watch
 from leyden.comparison.identity import identity
 from leyden.errors import UsageError
 
@@ -45,15 +50,8 @@ def project(tmp_path: Path, install: Callable[..., str], monkeypatch: pytest.Mon
     """A working directory with the user's module; the plugins are installed elsewhere."""
     install_tried(install)
     install("drawn", HOOKS, files={"parts.py": PARTS})
-    work = tmp_path / "work"
-    work.mkdir()
-    shutil.copy(Path(__file__).with_name("compared_project.py"), work / "mine.py")
-    (work / "plugins.toml").write_text("[tracking]\nenabled = false\n")
-    monkeypatch.chdir(work)
-    monkeypatch.setattr(sys, "path", [str(work), *sys.path])
-    monkeypatch.setattr(running, "run_cells", run_cells_here)
-    yield work
-    sys.modules.pop("mine", None)
+    with project_in(tmp_path, monkeypatch) as work:
+        yield work
 
 
 def test_a_callback_that_draws_when_it_is_made_leaves_the_initial_values_as_they_are() -> None:

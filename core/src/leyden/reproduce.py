@@ -26,6 +26,8 @@ from leyden.worker import Tracked, find_modules_in, open_cell_run, track
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from leyden.report import Report, ReportFiles
+
 REPORTS = Path("leyden-reports")
 RESULTS = Path(".leyden", "results")
 
@@ -308,11 +310,8 @@ class _Reproduction:
         to_terminal(self.console, replace(report, problems=files.problems))
         self.problems = list(files.problems)
         if run:
-            self._log(run, table, report.verdicts)
-            for path in (files.html, files.markdown, files.verdicts):
-                run.artifact(path)
-            for path in files.figures.values():
-                run.artifact(path, "figures")
+            run.metrics({"cells": len(table), "failed_cells": len(table.failed)})
+            log_report(run, report, files)
             say(self.console, f"MLflow run: {run_id(run)}")
         say(self.console, f"Report: {files.html}")
 
@@ -340,17 +339,6 @@ class _Reproduction:
             params=self._settings(cells),
         )
 
-    def _log(self, run: RunWriter, table: Table, verdicts: Sequence[Verdict]) -> None:
-        run.metrics({"cells": len(table), "failed_cells": len(table.failed)})
-        for verdict in verdicts:
-            run.tags({f"verdict.{verdict.statement}": verdict.outcome})
-            run.metrics(
-                {
-                    f"{verdict.statement}/{name}": getattr(verdict, name)
-                    for name in ("estimate", "low", "high")
-                }
-            )
-
     def _end(self, announced: Run, run: RunWriter | None, table: Table, status: Any, error: str) -> None:
         if run:
             run.end(status)
@@ -368,6 +356,18 @@ class _Reproduction:
             "jobs": self.plan.jobs,
             "executor": self.plan.executor,
         }
+
+
+def log_report(run: RunWriter, report: Report, files: ReportFiles) -> None:
+    """Log a report's verdicts as tags and metrics of a run, and its files as artifacts."""
+    for verdict in report.verdicts:
+        run.tags({f"verdict.{verdict.statement}": verdict.outcome})
+        ends = {name: getattr(verdict, name) for name in ("estimate", "low", "high")}
+        run.metrics({f"{verdict.statement}/{name}": value for name, value in ends.items()})
+    for path in (files.html, files.markdown, files.verdicts):
+        run.artifact(path)
+    for path in files.figures.values():
+        run.artifact(path, "figures")
 
 
 def run_id(run: RunWriter) -> str:

@@ -19,7 +19,7 @@ from leyden.formatting import count, duration, words
 from leyden.listing import search_text
 from leyden.progress import say
 from leyden.provenance import provenance
-from leyden.reproduce import REPORTS, run_id
+from leyden.reproduce import REPORTS, log_report, run_id
 from leyden.tracking import RunWriter
 
 if TYPE_CHECKING:
@@ -98,14 +98,9 @@ def conclude(
     configurations = _write_configurations(folder, question)
     if run:
         run.metrics({"fits": len(table), "failed_fits": len(table.failed)})
-        for verdict in report.verdicts:
-            run.tags({f"verdict.{verdict.statement}": verdict.outcome})
-            ends = {name: getattr(verdict, name) for name in ("estimate", "low", "high")}
-            run.metrics({f"{verdict.statement}/{name}": value for name, value in ends.items()})
-        for path in (files.html, files.markdown, files.verdicts, *configurations):
+        log_report(run, report, files)
+        for path in configurations:
             run.artifact(path)
-        for path in files.figures.values():
-            run.artifact(path, "figures")
         say(comparing.console, f"MLflow run: {run_id(run)}")
     say(comparing.console, f"Report: {files.html}")
     return files.problems
