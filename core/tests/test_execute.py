@@ -242,7 +242,7 @@ def test_what_cells_print_goes_to_their_logs_and_not_to_the_terminal(
 def test_each_worker_computes_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     done = run(toy(""), claim="Threads", jobs=1)
-    assert done[0].measured == {"threads": 1.0, "asked": 1.0}
+    assert done[0].measured == {"threads": 1.0, "asked": 1.0, "niceness": float(os.nice(0))}
 
 
 def test_a_cell_can_start_processes_as_a_data_loader_does() -> None:

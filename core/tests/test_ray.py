@@ -108,9 +108,9 @@ def test_ray_measures_bit_for_bit_what_loky_measures(claim: str) -> None:
     assert [on_ray[seed].measured for seed in range(3)] == [on_loky[seed].measured for seed in range(3)]
 
 
-def test_each_worker_computes_on_one_thread() -> None:
+def test_each_worker_computes_on_one_thread_and_has_its_turn_like_any_process() -> None:
     done = run(toy(""), "toy_claims.Threads")
-    assert done[0].measured == {"threads": 1.0, "asked": 1.0}
+    assert done[0].measured == {"threads": 1.0, "asked": 1.0, "niceness": float(os.nice(0))}
 
 
 def test_cells_run_in_two_processes_that_stay_for_the_next_claim() -> None:

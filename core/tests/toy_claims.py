@@ -149,14 +149,14 @@ ASKED = int(os.environ.get("OMP_NUM_THREADS", "0"))
 
 
 class Threads(Toy):
-    """Measures on how many threads torch computes."""
+    """Measures on how many threads torch computes, and how far the process lets others go first."""
 
     name = "threads"
     imports = ("torch",)
 
     def run(self, cell: Cell) -> Measured:
         torch = sys.modules["torch"]
-        return {"threads": torch.get_num_threads(), "asked": ASKED}
+        return {"threads": torch.get_num_threads(), "asked": ASKED, "niceness": os.nice(0)}
 
 
 class Draws(Toy):

@@ -43,6 +43,7 @@ _OBJECT_STORE_BYTES = 100_000_000
 """Cells exchange nothing; by default Ray would set a third of the memory aside."""
 _OF_A_CLUSTER_OF_OUR_OWN = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nobody is told
+    "RAY_worker_niceness": "0",  # as this process; Ray's 15 lets whatever else runs go first
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on every system: Ray then listens on the loopback alone
 }
 
