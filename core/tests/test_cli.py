@@ -450,3 +450,20 @@ def test_a_reader_that_has_enough_is_no_error(project: Path) -> None:
     program.stdout.close()
     _, err = program.communicate(timeout=60)
     assert err == b""
+
+
+def test_a_working_directory_that_is_gone_is_told_by_every_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    for command in ("plugins", "sync", "fit"):
+        assert main([command]) == 1
+        assert capsys.readouterr().err == "leyden: the working directory is gone; change to one that exists\n"
+
+
+def test_what_a_terminal_would_obey_is_shown_and_not_sent(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "show", "\x1b[31mred\udcff"]) == 2
+    assert r"unknown plugin '\x1b[31mred\udcff'" in capsys.readouterr().err

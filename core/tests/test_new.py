@@ -253,6 +253,14 @@ def test_two_plugins_in_a_checkout_are_both_listed(checkout: Path) -> None:
         ("--kind loss", "the following arguments are required: NAME; see 'leyden new --help'"),
         ("My-Paper --kind loss", "argument NAME: 'My-Paper' cannot name a plugin: expected "),
         ("My-Paper --kind loss", "no keyword of Python; did you mean 'my_paper'?"),
+        ("leyden-My-Paper --kind loss", "no keyword of Python; did you mean 'my_paper'?"),
+        ("Präzise --kind loss", "no keyword of Python; did you mean 'prazise'?"),
+        ("None --kind loss", "argument NAME: 'None' cannot name a plugin: expected lower-case letters and"),
+        (
+            "leyden_x --kind loss",
+            "would make a package 'leyden_leyden_x', as 'leyden' is put before every",
+        ),
+        (f"{'x' * 500} --kind loss", f"at most 24 letters, got 500 in '{'x' * 39}…'"),
         ("class --kind loss", "argument NAME: 'class' cannot name a plugin: expected "),
         ("my__paper --kind loss", "argument NAME: 'my__paper' cannot name a plugin: expected "),
         ("../x --kind loss", "argument NAME: '../x' cannot name a plugin: expected "),
@@ -280,6 +288,25 @@ def test_wrong_input_is_one_line_and_nothing_is_written(
     assert expected in err
     assert [path.name for path in here.iterdir()] == ["leyden-taken"]
     assert not list((here / "leyden-taken").iterdir())
+
+
+@pytest.mark.parametrize("name", ["None", "class", "1abc", "...", "", "x" * 30 + "-y"])
+def test_no_name_is_proposed_that_would_be_refused_as_well(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new", name, "--kind", "loss"]) == 2
+    assert "did you mean" not in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_named_as_it_was_asked_for(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(prefix: str, dir: Path) -> str:
+        raise PermissionError(13, "Permission denied", f"{dir}/{prefix}x2")
+
+    monkeypatch.setattr(module.tempfile, "mkdtemp", refuse)
+    assert main(["new", "my_paper", "--kind", "loss"]) == 1
+    assert capsys.readouterr().err == f"leyden: cannot write {here / 'leyden-my-paper'}: Permission denied\n"
 
 
 def test_a_name_that_a_checkouts_plugins_toml_lists_is_taken(

@@ -41,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in given
     given = [argument for argument in given if argument != "--debug"]
     try:
+        _check_directory()
         return _run(given)
     except LeydenError as error:
         return _report(str(error), error.exit_status, debug)
@@ -68,6 +69,14 @@ def _open_standard_streams() -> None:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - for the whole process
 
 
+def _check_directory() -> None:
+    """Where the working directory was removed, what asks for it could only fail in words of its own."""
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise LeydenError("the working directory is gone; change to one that exists") from error
+
+
 def _run(arguments: list[str]) -> int:
     if arguments and arguments[0] in LIGHTNING_COMMANDS:
         return _lightning(arguments)
@@ -88,7 +97,10 @@ def _report(line: str, status: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
     sys.stdout.flush()
-    print(f"leyden: {' '.join(line.split())}", file=sys.stderr)
+    shown = "".join(
+        letter if letter.isprintable() else ascii(letter)[1:-1] for letter in " ".join(line.split())
+    )
+    print(f"leyden: {shown}", file=sys.stderr)
     return status
 
 

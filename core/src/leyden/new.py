@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import tempfile
 import tomllib
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -153,17 +154,44 @@ def class_name(name: str) -> str:
 
 
 def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name) or keyword.iskeyword(name):
-        near = re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()).strip("_")
-        help = f"; did you mean '{near}'?" if _NAME.fullmatch(near) and not keyword.iskeyword(near) else ""
+    if not _is_name(name):
+        near = _nearest(name)
+        help = f"; did you mean '{near}'?" if near else ""
         raise UsageError(
-            f"argument NAME: '{name}' cannot name a plugin: expected lower-case letters and digits, words "
-            f"joined by single underscores, no keyword of Python{help}"
+            f"argument NAME: '{_short(name)}' cannot name a plugin: expected lower-case letters and digits, "
+            f"words joined by single underscores, no keyword of Python{help}"
+        )
+    if name.startswith(_package("")):
+        bare = name.removeprefix(_package(""))
+        raise UsageError(
+            f"argument NAME: '{_short(name)}' would make a package '{_short(_package(name))}', as 'leyden' "
+            f"is put before every name; did you mean '{_short(bare)}'?"
         )
     if len(name) > LONGEST_NAME:
         raise UsageError(
-            f"argument NAME: expected at most {LONGEST_NAME} letters, got {len(name)} in '{name}'"
+            f"argument NAME: expected at most {LONGEST_NAME} letters, got {len(name)} in '{_short(name)}'"
         )
+
+
+def _is_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None and not keyword.iskeyword(name)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 40 else f"{name[:39]}…"
+
+
+def _nearest(name: str) -> str:
+    """The name that is meant, in letters that it may have; empty where none would do.
+
+    >>> _nearest("leyden-MyPaper"), _nearest("Präzise Schritte"), _nearest("None")
+    ('my_paper', 'prazise_schritte', '')
+    """
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", plain).lower()
+    near = re.sub(r"[^a-z0-9]+", "_", apart).strip("_").removeprefix(_package(""))
+    good = _is_name(near) and len(near) <= LONGEST_NAME and not hasattr(builtins, class_name(near))
+    return near if good and not keyword.iskeyword(class_name(near)) else ""
 
 
 def _check_free(name: str, folder: Path) -> None:
@@ -295,8 +323,12 @@ def _lists(name: str, checkout: Path) -> dict[Path, str]:
 def _write(folder: Path, files: Mapping[Path, str], lists: Mapping[Path, str]) -> None:
     """Write a folder and change the lists; where one of them fails, all are as they were."""
     before = {path: path.read_bytes() for path in lists}
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        error.filename = os.fspath(folder)  # rather than the draft, which nobody asked for
+        raise
     try:
         for path, text in files.items():
             (draft / path).parent.mkdir(parents=True, exist_ok=True)
