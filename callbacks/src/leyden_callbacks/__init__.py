@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from leyden_callbacks.figures import keeps_figures, log_figure
     from leyden_callbacks.gradient_norm import GradientNorm
     from leyden_callbacks.loss_feed import LossFeed, WindowLosses, window_losses
     from leyden_callbacks.provenance import Provenance
@@ -17,10 +18,21 @@ _HOME_OF = {
     "LossFeed": "leyden_callbacks.loss_feed",
     "Provenance": "leyden_callbacks.provenance",
     "WindowLosses": "leyden_callbacks.loss_feed",
+    "keeps_figures": "leyden_callbacks.figures",
+    "log_figure": "leyden_callbacks.figures",
     "window_losses": "leyden_callbacks.loss_feed",
 }
 
-__all__ = ["GradientNorm", "LossFeed", "Provenance", "WindowLosses", "__version__", "window_losses"]
+__all__ = [
+    "GradientNorm",
+    "LossFeed",
+    "Provenance",
+    "WindowLosses",
+    "__version__",
+    "keeps_figures",
+    "log_figure",
+    "window_losses",
+]
 
 if not TYPE_CHECKING:
 

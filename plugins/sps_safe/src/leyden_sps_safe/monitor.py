@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from leyden.logger import LeydenLogger
+from leyden_callbacks import keeps_figures, log_figure
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import MLFlowLogger
 
 from leyden_sps_safe.loss_aware import LossAwareOptimizer
 
@@ -78,17 +77,10 @@ class SPSMonitor(Callback):
         """Draw the run."""
         history, self._history = self._history, None
         optimizer = _watched(trainer)
-        if history is None or optimizer is None or not self.figure or not trainer.is_global_zero:
+        if history is None or optimizer is None or not self.figure or len(history.steps) < 2:
             return
-        targets = [one for one in trainer.loggers if isinstance(one, LeydenLogger | MLFlowLogger)]
-        if not targets or len(history.steps) < 2:
-            return
-        picture = draw(history, type(optimizer).__name__)
-        for logger in targets:
-            if isinstance(logger, LeydenLogger):
-                logger.log_figure("sps", picture)
-            else:
-                logger.experiment.log_figure(logger.run_id, picture, "figures/sps.png")
+        if keeps_figures(trainer):
+            log_figure(trainer, "sps", draw(history, type(optimizer).__name__))
 
     def _acts(self, trainer: Trainer) -> bool:
         others: Sequence[Callback] = trainer.callbacks  # type: ignore[attr-defined]
