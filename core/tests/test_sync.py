@@ -93,7 +93,13 @@ class Project:
         )
 
     def plugin(
-        self, name: str, version: str = "1.0", *, fails_at: str = "", needs: tuple[str, ...] = ()
+        self,
+        name: str,
+        version: str = "1.0",
+        *,
+        fails_at: str = "",
+        needs: tuple[str, ...] = (),
+        distribution: str = "",
     ) -> Path:
         """Write the source of a plugin, or of its next version."""
         folder = self.folder / "plugins" / name
@@ -104,15 +110,18 @@ class Project:
         (folder / "backend.py").write_text(BACKEND)
         (folder / "pyproject.toml").write_text(
             '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-            f'[project]\nname = "leyden-{name}"\nversion = "{version}"\ndependencies = {json.dumps(needs)}\n'
+            f'[project]\nname = "{distribution or f"leyden-{name}"}"\nversion = "{version}"\n'
+            f"dependencies = {json.dumps(needs)}\n"
             f'keywords = ["{fails_at}"]\n'
             f'[project.entry-points.leyden]\n{name} = "leyden_{name}.plugin"\n'
         )
         return folder
 
-    def release(self, name: str, version: str, *, needs: tuple[str, ...] = ()) -> None:
+    def release(
+        self, name: str, version: str, *, needs: tuple[str, ...] = (), distribution: str = ""
+    ) -> None:
         """Put a wheel of a plugin into the index."""
-        folder = self.plugin(name, version, needs=needs)
+        folder = self.plugin(name, version, needs=needs, distribution=distribution)
         program = (
             f"import sys; sys.path.insert(0, '.'); import backend; backend.build_wheel({str(self.index)!r})"
         )
@@ -269,6 +278,33 @@ def test_two_plugins_that_exclude_each_other_are_told(project: Project) -> None:
     project.lists(one="plugins/one", two="plugins/two")
     err = project.sync(status=1)
     assert "leyden-one 1.0 depends on leyden-base<2; leyden-two 1.0 depends on leyden-base>=2" in err
+    assert project.installed() == {}
+
+
+def test_a_plugin_that_would_break_one_that_is_there_is_not_installed(project: Project) -> None:
+    for version in ("1.0", "2.0"):
+        project.release("base", version)
+    project.plugin("one", needs=("leyden-base<2",))
+    project.lists(one="plugins/one")
+    project.sync()
+    before = project.installed()
+    project.plugin("two", needs=("leyden-base>=2",))
+    project.lists(one="plugins/one", two="plugins/two")
+    assert project.sync(status=1) == (
+        "leyden: plugins.toml:5: plugins.two.path: leyden-two 1.0 needs leyden-base>=2, "
+        "and leyden-base<2 is needed by leyden-one 1.0\n"
+    )
+    project.lists(two="plugins/two")  # what is installed and not listed is used as well
+    assert "and leyden-base<2 is needed by leyden-one 1.0" in project.sync(status=1)
+    assert project.installed() == before
+
+
+def test_a_plugin_that_would_take_from_leyden_what_it_needs_is_not_installed(project: Project) -> None:
+    project.release("pluggy", "1.0", distribution="pluggy")
+    project.release("two", "1.0", needs=("pluggy<1.5",))
+    project.lists(two="leyden-two")
+    told = f"leyden-two 1.0 needs pluggy<1.5, and pluggy>=1.5 is needed by leyden {leyden.__version__}\n"
+    assert project.sync(status=1).endswith(told)
     assert project.installed() == {}
 
 

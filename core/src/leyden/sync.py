@@ -30,7 +30,7 @@ from rich.console import Console
 
 from leyden.errors import LeydenError, UsageError, hint
 from leyden.execute import termination_as_exit
-from leyden.formatting import count, error_line
+from leyden.formatting import count, error_line, listing
 from leyden.settings import FILE_NAME, Key, PluginSettings, Settings, load_settings, shown
 
 KEPT = ("leyden", "lightning", "torch")
@@ -255,19 +255,55 @@ def _install(
     for one in wanted:
         if one.folder is not None and not one.change and one.installed is not None:
             kept[canonicalize_name(one.installed.name)] = one.installed.version
+    needed = _needed(wanted, _present(), kept)
+    limits = [str(requirement) for requirements in needed.values() for requirement in requirements]
     with tempfile.TemporaryDirectory() as folder:
         constraints, report = Path(folder) / "constraints.txt", Path(folder) / "report.json"
-        constraints.write_text("".join(f"{name}=={version}\n" for name, version in kept.items()))
+        limits += [f"{name}=={version}" for name, version in kept.items()]
+        constraints.write_text("".join(f"{limit}\n" for limit in limits))
         options = ["--report", str(report), "--constraint", str(constraints)]
         status, output = _pip(["install", *options, *(["--dry-run"] if dry_run else []), *arguments])
         if status == 0:
             installed: list[dict[str, Any]] = json.loads(report.read_text(encoding="utf-8"))["install"]
             return installed
-    problem = _explained(settings, wanted, output)
+    problem = _explained(settings, wanted, output, needed)
     if changed := _versions(_present()).items() ^ before.items():
         names = ", ".join(sorted({name for name, _ in changed}))
         problem = f"{problem}; pip had changed {names} by then"
     raise LeydenError(problem)
+
+
+def _needed(
+    wanted: Sequence[Wanted], present: Mapping[str, Distribution], kept: Mapping[str, str]
+) -> dict[str, list[Requirement]]:
+    """What must go on to be met, by who needs it: pip looks at nothing but what it is asked to install.
+
+    That is what Leyden and all else in `KEPT` need, and the plugins that pip is not asked for.
+
+    Args:
+        wanted: what plugins.toml lists.
+        present: what is installed.
+        kept: the versions that stay, of which nothing more has to be said.
+    """
+    asked = {
+        canonicalize_name(one.installed.name)
+        for one in wanted
+        if one.installed is not None and (one.change or one.folder is None)
+    }
+    needed: dict[str, list[Requirement]] = {}
+    for name, distribution in present.items():
+        stays = name in KEPT or distribution.entry_points.select(group="leyden")
+        if not stays or name in asked:
+            continue
+        limits = []
+        for text in distribution.requires or ():
+            one = Requirement(text)
+            applies = one.marker is None or one.marker.evaluate({"extra": ""})
+            other = canonicalize_name(one.name) not in kept
+            if applies and other and one.specifier and not _unmet(one, present, deep=False):
+                limits.append(Requirement(f"{one.name}{one.specifier}"))
+        needed[f"{distribution.name} {distribution.version}"] = limits
+    return needed
 
 
 def _pip(arguments: Sequence[str]) -> tuple[int, str]:
@@ -292,10 +328,12 @@ def _versions(present: Mapping[str, Distribution]) -> dict[str, str]:
     return {name: distribution.version for name, distribution in present.items()}
 
 
-def _explained(settings: Settings, wanted: Sequence[Wanted], output: str) -> str:
+def _explained(
+    settings: Settings, wanted: Sequence[Wanted], output: str, needed: Mapping[str, Sequence[Requirement]]
+) -> str:
     """What pip printed, in one line that names the plugin and its line of plugins.toml."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    why, about = _conflict(lines) or _not_built(lines) or _not_found(lines) or _last_error(lines)
+    why, about = _conflict(lines, needed) or _not_built(lines) or _not_found(lines) or _last_error(lines)
     for one in sorted(wanted, key=lambda one: not one.change):
         if any(re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", about) for name in _names(one)):
             return str(settings.error(one.key, why))
@@ -322,8 +360,8 @@ def _name_in(folder: Path) -> str:
     return name
 
 
-def _conflict(lines: Sequence[str]) -> tuple[str, str] | None:
-    """Requirements that exclude each other."""
+def _conflict(lines: Sequence[str], needed: Mapping[str, Sequence[Requirement]]) -> tuple[str, str] | None:
+    """Requirements that exclude each other; ``needed`` tells whose those are that pip was given as limits."""
     start = next((place for place, line in enumerate(lines) if line == "The conflict is caused by:"), None)
     if start is None:
         return None
@@ -341,6 +379,15 @@ def _conflict(lines: Sequence[str]) -> tuple[str, str] | None:
             f"{needs[1]} needs {needs[2]}, and {fixed[1]} {fixed[2]} is installed, which sync leaves as it is"
         )
         return why, needs[1]
+    limit = next((found for line in causes if (found := re.search(r"\(constraint\) (.+)", line))), None)
+    if needs and limit:
+        name = canonicalize_name(Requirement(limit[1]).name)
+        owners = [
+            owner
+            for owner, requirements in needed.items()
+            if any(canonicalize_name(one.name) == name for one in requirements)
+        ]
+        return f"{needs[1]} needs {needs[2]}, and {limit[1]} is needed by {listing(owners)}", needs[1]
     return "; ".join(causes), " ".join(causes)
 
 
