@@ -281,6 +281,65 @@ def test_two_plugins_that_exclude_each_other_are_told(project: Project) -> None:
     assert project.installed() == {}
 
 
+def test_another_revision_of_a_repository_is_installed_and_the_same_is_not(project: Project) -> None:
+    repository = project.folder / "all"
+    (repository / "plugins").mkdir(parents=True)
+    project.plugin("two").rename(repository / "plugins" / "two")
+
+    def git(*arguments: str) -> None:
+        author = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", *author, *arguments], cwd=repository, check=True, capture_output=True)
+
+    git("init", "--quiet")
+    for tag in ("v1", "v2"):
+        (repository / "plugins/two/src/leyden_two/said.py").write_text(tag)
+        git("add", ".")
+        git("commit", "--quiet", "--message", tag)
+        git("tag", tag)
+
+    def listed(revision: str) -> None:
+        source = f"git+file://{repository}@{revision}#subdirectory=plugins/two"
+        (project.folder / "plugins.toml").write_text(
+            f'[plugins.two]\nrequirement = "leyden-two @ {source}"\n'
+        )
+
+    listed("v1")
+    assert "installed: two (leyden-two 1.0)\n" in project.sync()
+    assert project.sync() == "already there: two (leyden-two 1.0)\nnothing to do\n"
+    listed("v2")
+    out = project.sync()
+    assert out.startswith("two: installed from elsewhere\n")
+    assert out.endswith("installed anew: two (leyden-two 1.0)\n")
+    assert (project.site / "leyden_two" / "said.py").read_text() == "v2"
+    listed("v3")
+    assert project.sync(status=1) == (
+        "leyden: plugins.toml:2: plugins.two.requirement: it cannot be built: "
+        "error: pathspec 'v3' did not match any file(s) known to git\n"
+    )
+    assert (project.site / "leyden_two" / "said.py").read_text() == "v2"
+
+
+@pytest.mark.parametrize(
+    ("url", "origin"),
+    [
+        (
+            "git+ssh://git@example.org/a.git",
+            {"url": "ssh://git@example.org/a.git", "vcs_info": {"vcs": "git"}},
+        ),
+        (
+            "git+https://${TOKEN}@example.org/a.git@0a1b#egg=a",
+            {
+                "url": "https://example.org/a.git",
+                "vcs_info": {"vcs": "git", "requested_revision": "0a1b", "commit_id": "0a1b"},
+            },
+        ),
+        ("https://me:word@example.org/a.zip#sha256=0a1b", {"url": "https://example.org/a.zip"}),
+    ],
+)
+def test_an_address_is_known_again_in_what_pip_wrote_down(url: str, origin: dict[str, object]) -> None:
+    assert module._place(url) == module._place_of(origin)
+
+
 def test_a_plugin_that_would_break_one_that_is_there_is_not_installed(project: Project) -> None:
     for version in ("1.0", "2.0"):
         project.release("base", version)
@@ -356,6 +415,10 @@ def test_nothing_to_do_asks_no_pip(
         ("path = 'wrong'", "plugins.toml:2: plugins.x.path: wrong/pyproject.toml cannot be read: "),
         ("path = 'other'", "plugins.toml:2: plugins.x.path: 'other' holds no plugin 'x'; there is 'y'"),
         ("requirement = 'a b'", "plugins.toml:2: plugins.x.requirement: 'a b' is no requirement that pip"),
+        (
+            "requirement = 'git+https://x.org/a'",
+            "plugins.toml:2: plugins.x.requirement: 'git+https://x.org/a' is",
+        ),
         ("requirement = './a'", "plugins.toml:2: plugins.x.requirement: './a' is no requirement that pip"),
     ],
 )
@@ -381,3 +444,4 @@ def test_a_wrong_plugins_toml_is_one_line_with_its_place(
     assert out == ""
     assert err.startswith(f"leyden: {expected}")
     assert err.count("\n") == 1
+    assert err.endswith("an address is written as 'DISTRIBUTION @ git+https://x.org/a'\n") == ("://" in err)

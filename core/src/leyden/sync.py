@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 from urllib.request import url2pathname
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -32,6 +32,8 @@ from leyden.errors import LeydenError, UsageError, hint
 from leyden.execute import termination_as_exit
 from leyden.formatting import count, error_line, listing
 from leyden.settings import FILE_NAME, Key, PluginSettings, Settings, load_settings, shown
+
+_ELSEWHERE = "installed from elsewhere"
 
 KEPT = ("leyden", "lightning", "torch")
 """Distributions whose installed versions stay, because everything else rests on them."""
@@ -122,7 +124,10 @@ def _wanted(settings: Settings, said: PluginSettings, present: Mapping[str, Dist
         requirement = Requirement(said.requirement or "")
     except InvalidRequirement as error:
         why = error_line(str(error))
-        raise settings.error(key, f"'{said.requirement}' is no requirement that pip knows: {why}") from error
+        bare = re.match(r"[a-z+]+://", said.requirement or "")
+        help = f"; an address is written as 'DISTRIBUTION @ {said.requirement}'" if bare else ""
+        problem = f"'{said.requirement}' is no requirement that pip knows: {why}{help}"
+        raise settings.error(key, problem) from error
     installed = present.get(canonicalize_name(requirement.name))
     change = "" if installed is None else _unmet(requirement, present)
     if installed is None and (requirement.marker is None or requirement.marker.evaluate()):
@@ -147,7 +152,7 @@ def _from_folder(
         change = _stale(project, installed, present)
     else:
         elsewhere = present.get(canonicalize_name(project.get("name", "")))
-        change = "installed from elsewhere" if elsewhere else "not installed"
+        change = _ELSEWHERE if elsewhere else "not installed"
     return Wanted(said=said, folder=folder, installed=installed, change=change)
 
 
@@ -214,8 +219,8 @@ def _unmet(requirement: Requirement, present: Mapping[str, Distribution], *, dee
         return f"needs {requirement}, which is not installed"
     if not requirement.specifier.contains(installed.version, prereleases=True):
         return f"needs {requirement}, and {installed.version} is installed"
-    if requirement.url is not None and requirement.url != _address(_origin(installed)):
-        return "installed from elsewhere"
+    if requirement.url is not None and _place(requirement.url) != _place_of(_origin(installed)):
+        return _ELSEWHERE
     if not deep:
         return ""
     for text in installed.requires or ():
@@ -230,13 +235,25 @@ def _unmet(requirement: Requirement, present: Mapping[str, Distribution], *, dee
     return ""
 
 
-def _address(origin: Mapping[str, Any]) -> str:
-    """The address of a requirement that would be installed as this was."""
-    url: str = origin.get("url", "")
-    if "vcs_info" not in origin:
-        return url
-    revision = origin["vcs_info"].get("requested_revision")
-    return f"{origin['vcs_info']['vcs']}+{url}" + (f"@{revision}" if revision else "")
+def _place(url: str) -> tuple[str, ...]:
+    """What an address says of where a distribution lies; pip writes down neither passwords nor hashes.
+
+    >>> _place("git+https://me:word@example.org/all.git@v1#subdirectory=plugins/two")
+    ('git', 'https', 'example.org', '/all.git', 'v1', 'plugins/two')
+    """
+    parts = urlsplit(url)
+    system, _, scheme = parts.scheme.rpartition("+")
+    path, _, revision = parts.path.rpartition("@") if system and "@" in parts.path else (parts.path, "", "")
+    folder = parse_qs(parts.fragment).get("subdirectory", [""])[0]
+    return system, scheme, parts.netloc.rpartition("@")[2], path, revision, folder.strip("/")
+
+
+def _place_of(origin: Mapping[str, Any]) -> tuple[str, ...]:
+    """The same, of what pip wrote down."""
+    parts = urlsplit(origin.get("url", ""))
+    used = origin.get("vcs_info", {})
+    revision, folder = used.get("requested_revision", ""), origin.get("subdirectory", "")
+    return used.get("vcs", ""), parts.scheme, parts.netloc.rpartition("@")[2], parts.path, revision, folder
 
 
 def _install(
@@ -257,20 +274,43 @@ def _install(
             kept[canonicalize_name(one.installed.name)] = one.installed.version
     needed = _needed(wanted, _present(), kept)
     limits = [str(requirement) for requirements in needed.values() for requirement in requirements]
+    limits += [f"{name}=={version}" for name, version in kept.items()]
     with tempfile.TemporaryDirectory() as folder:
-        constraints, report = Path(folder) / "constraints.txt", Path(folder) / "report.json"
-        limits += [f"{name}=={version}" for name, version in kept.items()]
+        constraints = Path(folder) / "constraints.txt"
         constraints.write_text("".join(f"{limit}\n" for limit in limits))
-        options = ["--report", str(report), "--constraint", str(constraints)]
-        status, output = _pip(["install", *options, *(["--dry-run"] if dry_run else []), *arguments])
-        if status == 0:
-            installed: list[dict[str, Any]] = json.loads(report.read_text(encoding="utf-8"))["install"]
-            return installed
+        options = ["--constraint", str(constraints), *(["--dry-run"] if dry_run else [])]
+        installed, output = _pip_install([*options, *arguments])
+        done = {canonicalize_name(one["metadata"]["name"]) for one in installed}
+        moved = [one for one in wanted if _has_moved(one) and done.isdisjoint(_names(one))]
+        if moved and output is None:
+            again = [argument for one in moved for argument in one.arguments]
+            more, output = _pip_install([*options, "--force-reinstall", "--no-deps", *again])
+            installed += more
+    if output is None:
+        return installed
     problem = _explained(settings, wanted, output, needed)
     if changed := _versions(_present()).items() ^ before.items():
         names = ", ".join(sorted({name for name, _ in changed}))
         problem = f"{problem}; pip had changed {names} by then"
     raise LeydenError(problem)
+
+
+def _pip_install(arguments: Sequence[str]) -> tuple[list[dict[str, Any]], str | None]:
+    """What pip's report says it installed, and what pip printed where it failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        status, output = _pip(["install", "--report", str(report), *arguments])
+        if status:
+            return [], output
+        installed: list[dict[str, Any]] = json.loads(report.read_text(encoding="utf-8"))["install"]
+        return installed, None
+
+
+def _has_moved(wanted: Wanted) -> bool:
+    """Whether it comes from another address; pip leaves what has the same version as it is."""
+    return (
+        wanted.requirement is not None and wanted.requirement.url is not None and wanted.change == _ELSEWHERE
+    )
 
 
 def _needed(
@@ -334,6 +374,9 @@ def _explained(
     """What pip printed, in one line that names the plugin and its line of plugins.toml."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     why, about = _conflict(lines, needed) or _not_built(lines) or _not_found(lines) or _last_error(lines)
+    changing = [one for one in wanted if one.change]
+    if len(changing) == 1 and not _conflict(lines, needed):
+        return str(settings.error(changing[0].key, why))
     for one in sorted(wanted, key=lambda one: not one.change):
         if any(re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", about) for name in _names(one)):
             return str(settings.error(one.key, why))
@@ -415,6 +458,7 @@ def _not_built(lines: Sequence[str]) -> tuple[str, str] | None:
     if not failed:
         return None
     raised = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception|Exit)\b", line)]
+    raised += [line for line in lines if re.match(r"fatal: |error: pathspec ", line)][:1]  # git's own words
     reasons = [line.partition("ERROR: ")[2] for line in lines if line.startswith("ERROR: ")]
     reason = next(iter([*raised[-1:], *reasons, *failed]))
     return f"it cannot be built: {error_line(reason)}", " ".join(
