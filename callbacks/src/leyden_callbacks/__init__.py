@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from leyden_callbacks._scaler import loss_scale
     from leyden_callbacks.figures import keeps_figures, log_figure
     from leyden_callbacks.gradient_norm import GradientNorm
     from leyden_callbacks.loss_feed import LossFeed, WindowLosses, window_losses
@@ -20,6 +21,7 @@ _HOME_OF = {
     "WindowLosses": "leyden_callbacks.loss_feed",
     "keeps_figures": "leyden_callbacks.figures",
     "log_figure": "leyden_callbacks.figures",
+    "loss_scale": "leyden_callbacks._scaler",
     "window_losses": "leyden_callbacks.loss_feed",
 }
 
@@ -31,6 +33,7 @@ __all__ = [
     "__version__",
     "keeps_figures",
     "log_figure",
+    "loss_scale",
     "window_losses",
 ]
 
