@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
@@ -173,3 +174,36 @@ class Diary(Callback):
     def on_train_batch_start(self, trainer, module, batch, index):
         with self.file.open("a") as file:
             file.write(f"{batch[0].double().sum().item():.9f}\n")
+
+
+class Talkative(Classifier):
+    """Wants a logger that draws, and a folder for files of its own."""
+
+    def validation_step(self, batch, index):
+        super().validation_step(batch, index)
+        self.logger.experiment.add_histogram("weights", self.net[0].weight, self.global_step)
+        Path(self.logger.log_dir, "note").write_text("seen")
+
+
+class Weighted(Classifier):
+    """Has an argument of no type that must keep the keys it is given."""
+
+    def __init__(self, weights=None) -> None:
+        super().__init__()
+        assert set(weights) == {0, "net.0"}, weights
+        self.weights = weights
+
+    def step(self, batch, name: str):
+        return super().step(batch, name) * self.weights[0]
+
+
+class Keeper(ModelCheckpoint):
+    """A checkpoint by another name."""
+
+
+class Zeroing(Callback):
+    """Puts other weights in place when the training is over, as an average of weights would be."""
+
+    def on_train_end(self, trainer, module):
+        for parameter in module.parameters():
+            parameter.data.zero_()

@@ -256,7 +256,8 @@ def test_a_fit_writes_no_checkpoints_and_keeps_every_other_callback() -> None:
     document = {"trainer": {"callbacks": [{"class_path": "ModelCheckpoint"}, stop, "OnExceptionCheckpoint"]}}
     made = prepared(document, 7)
     assert made["seed_everything"] == 7
-    assert made["trainer"] == {"callbacks": [stop], "enable_checkpointing": False, "devices": 1}
+    quiet = {"enable_checkpointing": False, "enable_progress_bar": False}
+    assert made["trainer"] == {"callbacks": [stop], "devices": 1, **quiet}
     assert prepared({}, 7)["trainer"]["callbacks"] == []
 
 

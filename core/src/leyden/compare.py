@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from leyden.comparison.arms import Refusal, baseline, contenders, read_configs
 from leyden.comparison.identity import identity
+from leyden.comparison.probing import check_mode
 from leyden.comparison.running import Comparing, Plan
 from leyden.errors import UsageError
 from leyden.execute import check_executor, default_jobs, stop_workers, termination_as_exit
@@ -79,6 +80,7 @@ def compare(
     for name, number, least in (("trials", trials, 0), ("seeds", seeds, 1), ("jobs", jobs, 1)):
         if number is not None and number < least:
             raise UsageError(f"--{name} {number}: must be at least {least}")
+    check_mode(mode)
     chosen = executor or settings.execute.executor
     check_executor(chosen)
     plan = Plan(

@@ -98,7 +98,8 @@ def merged(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, A
     Args:
         base: the configuration.
         overrides: new values: nested mappings, or dotted keys such as ``"optimizer.init_args.M"``. A new
-            ``class_path`` drops the arguments of the old class.
+            ``class_path`` drops the arguments of the old class. Below the first level a key is what it is,
+            dots or no text at all.
 
     Returns:
         A new configuration; lists are replaced whole.
@@ -108,19 +109,34 @@ def merged(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, A
     """
     result = dict(base)
     for dotted, value in overrides.items():
-        key, _, rest = dotted.partition(".")
-        new = {rest: value} if rest else value
-        old = result.get(key)
+        key, *below = str(dotted).split(".")
+        for name in reversed(below):
+            value = {name: value}
+        result = _with_values(result, {key: value})
+    return result
+
+
+def _with_values(base: Mapping[Any, Any], values: Mapping[Any, Any]) -> dict[Any, Any]:
+    """A mapping with some values replaced, mappings in it by their own keys."""
+    result = dict(base)
+    for key, new in values.items():
         if isinstance(new, Mapping):
+            old = result.get(key)
             if isinstance(old, str):
                 old = {"class_path": old}
             if not isinstance(old, Mapping) or new.get("class_path", old.get("class_path")) != old.get(
                 "class_path"
             ):
                 old = {}
-            new = merged(old, new)
+            new = _with_values(old, new)
         result[key] = new
     return result
+
+
+def callbacks_of(trainer: Mapping[str, Any]) -> list[Any]:
+    """The callbacks in a configuration's ``trainer:``, where one alone needs no list."""
+    given = trainer.get("callbacks") or []
+    return given if isinstance(given, list) else [given]
 
 
 def full_names(node: Any, key: Key = ()) -> Any:

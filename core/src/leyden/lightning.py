@@ -18,20 +18,24 @@ from typing import Any
 from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-defined]
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import MLFlowLogger
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim import Optimizer
 
 from leyden.configuration import (
     PARSER_MODE,
+    callbacks_of,
     config_path,
     full_names,
     full_names_in_arguments,
     load_config,
     merged,
+    named_class,
 )
-from leyden.errors import UsageError, hint, one_line
+from leyden.errors import LeydenError, UsageError, hint, one_line
 from leyden.explain import Sources, constructor_error, parser_error
 from leyden.finite import FiniteLoss
 from leyden.group import LeaveProcessGroup
@@ -176,12 +180,8 @@ class LeydenCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run the subcommand between the plugins' hooks."""
-        if subcommand == "fit" and not is_overridden("configure_optimizers", self.model):
-            name = type(self.model).__name__
-            raise UsageError(
-                f"{name} has no optimizer: write `optimizer:` in the configuration, give --optimizer NAME, "
-                f"or let {name} have configure_optimizers"
-            )
+        if subcommand == "fit":
+            check_optimizer(self.model, also=", give --optimizer NAME,")
         with self._announced(subcommand), _ctrl_c_kept():
             super()._run_subcommand(subcommand)
 
@@ -212,6 +212,24 @@ class LeydenCLI(LightningCLI):
             manager().run_end(run, result)
 
 
+def check_optimizer(model: LightningModule, *, also: str = "") -> None:
+    """Refuse a model that nothing would train.
+
+    Args:
+        model: the model, with the optimizer that a configuration gives it.
+        also: a further way to give it one.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    if not is_overridden("configure_optimizers", model):
+        name = type(model).__name__
+        raise UsageError(
+            f"{name} has no optimizer: write `optimizer:` in the configuration{also} "
+            f"or let {name} have configure_optimizers"
+        )
+
+
 class SaveConfig(SaveConfigCallback):
     """Writes the resolved configuration where the logger keeps the run: an artifact, or a file."""
 
@@ -226,6 +244,8 @@ class SaveConfig(SaveConfigCallback):
                 logger.log_hyperparams(self._compared())
             elif isinstance(logger, MLFlowLogger):
                 logger.experiment.log_text(logger.run_id, text, self.config_filename)
+            elif isinstance(logger, DummyLogger):
+                continue
             elif directory := getattr(logger, "log_dir", None):
                 Path(directory).mkdir(parents=True, exist_ok=True)
                 (Path(directory) / self.config_filename).write_text(text)
@@ -292,7 +312,7 @@ def quiet_cli(
     *,
     files: Sequence[Path] = (),
     callbacks: Sequence[Callback] = (),
-    idle_logger: Any = False,
+    loggers: Sequence[Mapping[str, Any]] = (),
     kind: type[LeydenCLI] = LeydenCLI,
 ) -> LeydenCLI:
     """Make the objects of a configuration for a run that shows nothing and writes no checkpoints unasked.
@@ -301,13 +321,14 @@ def quiet_cli(
         document: the configuration.
         files: where it was read from; errors name them.
         callbacks: further callbacks.
-        idle_logger: the Trainer's logger where no run is active (`leyden.tracking.use_run`).
+        loggers: loggers before that of the active run (`leyden.tracking.use_run`), as a configuration names
+            them; without either there is none.
         kind: the class that makes them.
 
     Raises:
         UsageError: if the configuration is wrong.
     """
-    whole = merged(document, _quiet_trainer(document, idle_logger))
+    whole = merged(document, _quiet_trainer(document, loggers))
     return kind(
         args=whole,
         config_files=files,
@@ -373,20 +394,37 @@ def _trainer_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"logger": logger, "default_root_dir": RUNS, **given, "callbacks": callbacks}
 
 
-def _quiet_trainer(document: Mapping[str, Any], idle_logger: Any) -> dict[str, Any]:
+def _quiet_trainer(document: Mapping[str, Any], loggers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What the Trainer of a cell does not do unless it is asked to."""
     from leyden.tracking import active_run
 
     said = document.get("trainer") or {}
-    callbacks = said.get("callbacks") or []
-    named = [item.get("class_path", "") if isinstance(item, Mapping) else str(item) for item in callbacks]
+    callbacks = callbacks_of(said)
     quiet = {
-        "enable_progress_bar": False,
+        "enable_progress_bar": any(names_callback(item, ProgressBar) for item in callbacks),
         "enable_model_summary": False,
-        "enable_checkpointing": any(name.endswith("Checkpoint") for name in named),
+        "enable_checkpointing": any(names_callback(item, Checkpoint) for item in callbacks),
     }
-    logger = {"class_path": _LOGGER} if active_run() else idle_logger
-    return {"trainer": {**{key: value for key, value in quiet.items() if key not in said}, "logger": logger}}
+    every = [*loggers, *([{"class_path": _LOGGER}] if active_run() else [])]
+    return {
+        "trainer": {
+            **{key: value for key, value in quiet.items() if key not in said},
+            "logger": every or False,
+        }
+    }
+
+
+def names_callback(item: Any, kind: type[Callback]) -> bool:
+    """Whether an item of a configuration's ``trainer.callbacks`` names a class of a kind.
+
+    One that cannot be imported is of none: the parser has better words for it.
+    """
+    name = str(item.get("class_path", "") if isinstance(item, Mapping) else item)
+    try:
+        named = named_class(name)
+    except LeydenError:
+        return False
+    return isinstance(named, type) and issubclass(named, kind)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from typing import Any
 from leyden.claims import Scalar
 from leyden.comparison import space
 from leyden.comparison.document import configured
-from leyden.configuration import config_path, load_config, merged
+from leyden.configuration import callbacks_of, config_path, load_config, merged
 from leyden.errors import LeydenError, UsageError, hint, unknown
 from leyden.manager import Manager, Plugin
 from leyden.model import Component, Space
@@ -95,12 +96,18 @@ def read_configs(references: Sequence[str]) -> tuple[dict[str, Any], list[Path]]
 
 
 def _check_devices(trainer: Mapping[str, Any]) -> None:
-    """Refuse more than one device a fit: the workers of a comparison cannot start further processes."""
+    """Refuse more than one process a fit: the workers of a comparison cannot start further ones."""
     devices, nodes = trainer.get("devices", "auto"), trainer.get("num_nodes", 1)
     if str(devices) not in ("auto", "None", "1") and not (isinstance(devices, list) and len(devices) == 1):
         raise UsageError(f"trainer.devices: {devices}: each fit of a comparison has one device; write 1")
     if nodes != 1:
         raise UsageError(f"trainer.num_nodes: {nodes}: each fit of a comparison has one device; write 1")
+    strategy = str(trainer.get("strategy"))
+    if any(word in strategy for word in ("spawn", "fork", "notebook")):
+        raise UsageError(
+            f"trainer.strategy: {strategy}: it trains in a process of its own, and each fit of a comparison "
+            "has one already; leave it out"
+        )
 
 
 def baseline(document: Mapping[str, Any], tune: Sequence[str]) -> Contender:
@@ -119,6 +126,8 @@ def baseline(document: Mapping[str, Any], tune: Sequence[str]) -> Contender:
         if reach is None:
             raise UsageError(f"--tune {text}: expected key=low..high or key=a,b,c, got the one value {value}")
         dotted = "optimizer.init_args.lr" if key == "lr" else key
+        if dotted in arm.keys.values():
+            raise UsageError(f"--tune {text}: '{dotted}' is given twice")
         try:
             found = space.value_at(document, dotted)
         except LeydenError as error:
@@ -289,8 +298,7 @@ def _with_callback(
 ) -> tuple[dict[str, Any], int]:
     """A configuration with one more callback, and where in the list it stands."""
     trainer = document.get("trainer") or {}
-    given = trainer.get("callbacks") or []
-    given = given if isinstance(given, list) else [given]
+    given = callbacks_of(trainer)
     callbacks = [*given, {"class_path": path, "init_args": dict(arguments)}]
     return {**document, "trainer": {**trainer, "callbacks": callbacks}}, len(given)
 
@@ -328,7 +336,9 @@ def _with_rate(arm: Contender, place: str, *, lead: str) -> Contender | None:
     node = arm.document.get(place)
     if not isinstance(node, Mapping):
         return None
-    known = {**space.parameters_of(node["class_path"]), **(node.get("init_args") or {})}
+    known = dict(node.get("init_args") or {})
+    with contextlib.suppress(LeydenError):  # a class that cannot be imported is told by the first fit
+        known = {**space.parameters_of(node["class_path"]), **known}
     found = space.learning_rate(known)
     if found is None:
         return None

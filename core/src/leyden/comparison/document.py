@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from leyden.claims import Scalar
 from leyden.files import write_atomic
@@ -37,14 +38,14 @@ class ArmFile:
         Returns:
             The file's path.
         """
-        text = json.dumps(asdict(self), indent=1, default=str)
-        name = f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+        text = yaml.safe_dump({**asdict(self), "files": list(self.files)}, sort_keys=False)
+        name = f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.yaml"
         return str(write_atomic(folder / name, text))
 
     @classmethod
     def load(cls, path: str) -> ArmFile:
         """Read what `store` wrote."""
-        return cls(**json.loads(Path(path).read_text()))
+        return cls(**yaml.safe_load(Path(path).read_text()))
 
 
 def configured(
@@ -72,4 +73,5 @@ def _replaced(node: Any, parts: Sequence[str], value: Scalar) -> Any:
     if isinstance(node, str):
         node = {"class_path": node}
     below = dict(node or {})
-    return {**below, parts[0]: _replaced(below.get(parts[0]), parts[1:], value)}
+    key = next((key for key in below if str(key) == parts[0]), parts[0])  # a number, perhaps
+    return {**below, key: _replaced(below.get(key), parts[1:], value)}

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from leyden.claims import Cell, Claim, Measured, Scale, Statement, Table
 from leyden.comparison.document import ArmFile
 from leyden.comparison.settle import settle
-from leyden.errors import LeydenError
+from leyden.configuration import callbacks_of
+from leyden.errors import LeydenError, UsageError
 from leyden.model import Verdict
 from leyden.tracking import active_run
 
@@ -26,7 +27,7 @@ FITS = "leyden.comparison.fits.Fits"
 _PROBE_BATCHES = 12
 _PROBE_EVALUATIONS = 4
 _PROBE_SECONDS = 10.0
-_NO_LOGGER = {"class_path": "lightning.pytorch.loggers.logger.DummyLogger"}
+_ANY_LOGGER = {"class_path": "leyden.comparison.deaf.DeafLogger"}
 
 
 class Fits(Claim):
@@ -66,23 +67,24 @@ class Fits(Claim):
 
 
 def prepared(document: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """A configuration as a comparison runs it: with the seed, on one device, and without checkpoints.
+    """A configuration as a comparison runs it: with the seed, on one device, quiet and without checkpoints.
 
-    The weights at the end of training are judged, and fits that run side by side would write to one folder.
+    The weights at the end of training are judged, and fits that run side by side would write to one folder
+    and show a bar each.
     """
+    from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+
+    from leyden.lightning import names_callback
+
     trainer = dict(document.get("trainer") or {})
-    callbacks = trainer.get("callbacks") or []
-    callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-    kept = [item for item in callbacks if not _is_checkpoint(item)]
+    left_out = (Checkpoint, ProgressBar)
+    callbacks = [
+        item for item in callbacks_of(trainer) if not any(names_callback(item, kind) for kind in left_out)
+    ]
     devices = trainer.get("devices")
-    trainer |= {"callbacks": kept, "enable_checkpointing": False}
+    trainer |= {"callbacks": callbacks, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer |= {"devices": 1 if devices in (None, "auto") else devices}
     return {**document, "seed_everything": seed, "trainer": trainer}
-
-
-def _is_checkpoint(callback: Any) -> bool:
-    named = callback.get("class_path", "") if isinstance(callback, Mapping) else str(callback)
-    return str(named).endswith("Checkpoint")
 
 
 def cell_tags(cell: Cell) -> dict[str, str]:
@@ -117,16 +119,17 @@ def _fit(document: Mapping[str, Any], files: Sequence[Path], cell: Cell) -> Meas
 def _made(document: Mapping[str, Any], files: Sequence[Path], seed: int, *callbacks: Any) -> LeydenCLI:
     """The objects of a configuration, with data that depend on the seed alone."""
     from leyden.comparison.order import PinnedCLI, pin_data
-    from leyden.lightning import quiet_cli
+    from leyden.lightning import check_optimizer, quiet_cli
 
-    cli = quiet_cli(document, files=files, callbacks=callbacks, idle_logger=_NO_LOGGER, kind=PinnedCLI)
+    cli = quiet_cli(document, files=files, callbacks=callbacks, loggers=[_ANY_LOGGER], kind=PinnedCLI)
+    check_optimizer(cli.model)
     pin_data(cli.datamodule or cli.model, seed)
     return cli
 
 
 def _at_the_end(watch: Watch, cli: LeydenCLI, metric: str) -> float:
-    """The metric of the weights at the end; the last validation may lie before it, or not be at all."""
-    if watch.values and watch.steps[-1] == cli.trainer.global_step:
+    """The metric of the weights at the end; the last validation may be of others, or not be at all."""
+    if watch.is_final:
         return watch.values[-1]
     return _validated(cli).get(metric, math.nan)
 
@@ -172,6 +175,10 @@ def _short_fit(document: Mapping[str, Any], files: Sequence[Path], seed: int) ->
                 raise
             untrained = _made({**document, "trainer": trainer}, files, seed)
             return {**glance.found, **_named("val", _validated(untrained)), "diverged": 1.0}
+        if not glance.found:
+            raise UsageError(
+                "no batch is trained: look at the data, trainer.max_epochs and trainer.limit_train_batches"
+            )
         found = dict(glance.found)
         spent = time.perf_counter() - began
         found["fit_seconds"] = glance.fit_seconds(spent)

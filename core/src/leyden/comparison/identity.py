@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from leyden.comparison.arms import Contender
 from leyden.results import code_version
 
@@ -28,7 +30,7 @@ def identity(arms: Sequence[Contender], budget: Mapping[str, Any]) -> str:
     said = [
         [
             arm.name,
-            arm.document,
+            yaml.safe_dump(dict(arm.document)),  # its keys may be numbers, too
             {name: str(space) for name, space in arm.space.items()},
             arm.keys,
             arm.defaults,

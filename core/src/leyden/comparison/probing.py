@@ -10,7 +10,8 @@ from typing import Any
 
 from leyden.claims import CellResult, Mode
 from leyden.comparison.arms import BASELINE, Contender
-from leyden.errors import LeydenError, UsageError, hint, unknown
+from leyden.configuration import callbacks_of
+from leyden.errors import LeydenError, UsageError, unknown
 from leyden.formatting import error_line
 from leyden.manager import load_object
 
@@ -22,6 +23,9 @@ _LARGER = (
     "reward return likelihood correlation"
 )
 _USAGE = "leyden.errors.UsageError: "
+_SAID_IN_WORDS = re.compile(
+    r"^(leyden\.errors\.LeydenError|lightning\.fabric\.utilities\.exceptions\.MisconfigurationException): "
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +87,7 @@ def facts_of(result: CellResult) -> Facts:
     line = error_line(result.error, at_most=1000)
     if line.startswith(_USAGE):
         raise UsageError(line.removeprefix(_USAGE))
-    raise LeydenError(f"{result.cell.method} cannot be trained: {line}")
+    raise LeydenError(f"{result.cell.method} cannot be trained: {_SAID_IN_WORDS.sub('', line)}")
 
 
 def choose_metric(facts: Facts, wanted: str | None) -> str:
@@ -109,15 +113,24 @@ def choose_metric(facts: Facts, wanted: str | None) -> str:
     return logged[0]
 
 
+def check_mode(wanted: str | None) -> None:
+    """Refuse what ``--mode`` cannot be.
+
+    Raises:
+        UsageError: if it is neither "max" nor "min".
+    """
+    if wanted not in (None, "max", "min"):
+        raise UsageError(f"--mode '{wanted}': expected 'max' or 'min'")
+
+
 def choose_mode(metric: str, wanted: str | None) -> Mode:
     """Whether a larger or a smaller value is better: what the user says, or what the name tells.
 
     Raises:
         UsageError: if ``wanted`` is neither, or the name does not tell.
     """
+    check_mode(wanted)
     if wanted is not None:
-        if wanted not in ("max", "min"):
-            raise UsageError(f"--mode '{wanted}': expected 'max' or 'min'; {hint(wanted, ('max', 'min'))}")
         return "max" if wanted == "max" else "min"
     words = set(re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", metric).lower()))
     smaller, larger = words & set(_SMALLER.split()), words & set(_LARGER.split())
@@ -206,8 +219,13 @@ def expected_seconds(fits: Mapping[str, int], facts: Mapping[str, Facts], jobs: 
 
 
 def left_out_callbacks(document: Mapping[str, Any]) -> Sequence[str]:
-    """The names of a configuration's callbacks that a comparison leaves out."""
-    callbacks = (document.get("trainer") or {}).get("callbacks") or []
-    callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-    named = [item.get("class_path", "") if isinstance(item, Mapping) else str(item) for item in callbacks]
-    return [name.rpartition(".")[2] for name in named if name.endswith("Checkpoint")]
+    """The names of a configuration's callbacks that a comparison leaves out, since they write checkpoints."""
+    from lightning.pytorch.callbacks import Checkpoint
+
+    from leyden.lightning import names_callback
+
+    left_out = [
+        item for item in callbacks_of(document.get("trainer") or {}) if names_callback(item, Checkpoint)
+    ]
+    named = [str(item["class_path"] if isinstance(item, Mapping) else item) for item in left_out]
+    return [name.rpartition(".")[2] for name in named]

@@ -143,7 +143,7 @@ def _below(node: Any) -> dict[str, Any]:
     """What lies under a node of a configuration: the values of a mapping, or a list's items by number."""
     if isinstance(node, list):
         return {str(place): item for place, item in enumerate(node)}
-    return dict(node) if isinstance(node, Mapping) else {}
+    return {str(key): item for key, item in node.items()} if isinstance(node, Mapping) else {}
 
 
 def around(rate: float) -> Range:

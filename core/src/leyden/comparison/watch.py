@@ -28,6 +28,7 @@ class Watch(Callback):
         steps: the optimizer step of each validation.
         seconds: the time since training began at each of them, in seconds.
         values: the metric there.
+        is_final: whether the last of them is of the weights that the fit ended with.
         training_seconds: how long the training took, validation included; NaN until it ended.
         peak_megabytes: the most memory that the training held, in 2^20 bytes: on CUDA what torch had
             allocated, elsewhere parameters and buffers and what the process grew by. NaN where it cannot be
@@ -43,6 +44,8 @@ class Watch(Callback):
         self.seconds: list[float] = []
         self.values: list[float] = []
         self.training_seconds = self.peak_megabytes = math.nan
+        self.is_final = False
+        self._validated: list[float] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
@@ -59,16 +62,28 @@ class Watch(Callback):
             self.steps.append(float(trainer.global_step))
             self.values.append(float(value))
             self.seconds.append(_now(pl_module.device) - self._began)
+            self._validated = _weights(pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock."""
         self.training_seconds = _now(pl_module.device) - self._began
         self.peak_megabytes = self._memory.peak() / MEGABYTE
 
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look whether the weights are those of the last validation; an average may be in their place."""
+        same_step = bool(self.steps) and self.steps[-1] == trainer.global_step
+        self.is_final = same_step and self._validated == _weights(pl_module)
+
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Stop measuring where the training failed."""
         if hasattr(self, "_memory"):
             self._memory.peak()
+
+
+def _weights(model: LightningModule) -> list[float]:
+    """A sum for each parameter and buffer, by which a change is seen."""
+    tensors = [each.detach() for each in (*model.parameters(), *model.buffers()) if each.is_floating_point()]
+    return [float(each.sum(dtype=torch.float64)) for each in tensors]
 
 
 def _now(device: torch.device) -> float:
