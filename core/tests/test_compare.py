@@ -282,7 +282,7 @@ def test_what_is_fixed_is_not_tuned_and_what_is_given_a_range_is_tuned_there() -
     ]
     assert all(setting.keys() == {"momentum", "model.init_args.width"} for setting in settings)
     assert all(0.5 <= setting["momentum"] <= 0.6 for setting in settings)
-    assert 0.5 in [setting["momentum"] for setting in settings]  # the nearest to what the arm has by itself, 0
+    assert 0.5 in [setting["momentum"] for setting in settings]  # the nearest to the arm's own 0
     assert {setting["model.init_args.width"] for setting in settings} <= {4, 6}
     assert arm_config("Steady")["optimizer"]["init_args"]["lr"] == 0.05
 
