@@ -1,0 +1,217 @@
+"""The one linear system of a backward pass: the KKT matrix on equality rows and active inequality rows.
+
+With the multipliers frozen and the active rows linearised, the ghost problem of Section 3.2 of Zhao and
+others (2025) is an equality-constrained quadratic program, and its limit for a vanishing perturbation
+(Section 3.4) solves ``[H Bᵀ; B 0] [u; w] = [r₁; r₂]``. Everything here is float64 and batched; samples may
+keep different numbers of rows, which are padded with rows of zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+SMALLEST_PIVOT = 1e-11
+"""A Schur complement whose squared pivots fall below this share of the largest is not trusted."""
+
+RANK_TOLERANCE = 1e-13
+"""Eigenvalues of the whole matrix below this share of the largest count as zero."""
+
+
+@dataclass(frozen=True)
+class ReducedKKT:
+    """A factorised reduced KKT matrix.
+
+    Attributes:
+        hessian: H, of shape (variables, variables) for all samples, or with the batch in front.
+        rows: B, of shape (batch, rows, variables), zero where padded.
+        kept: which rows are no padding, of shape (batch, rows).
+        root: the Cholesky factor of H; None where H is not positive definite.
+        half: the solution of ``root @ half = Bᵀ``; None likewise.
+        schur: the Cholesky factor of ``B H⁻¹ Bᵀ``, with ones where padded; None likewise.
+        lu: factors and pivots of the whole matrix, where H is not positive definite.
+        dependent: for samples whose rows depend on each other, eigenvectors and inverted eigenvalues of
+            the whole matrix, the smallest left out: its pseudo-inverse.
+    """
+
+    hessian: Tensor
+    rows: Float[Tensor, "batch rows variables"]
+    kept: Bool[Tensor, "batch rows"]
+    root: Tensor | None = None
+    half: Tensor | None = None
+    schur: Tensor | None = None
+    lu: tuple[Tensor, Tensor] | None = None
+    dependent: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def solve(
+        self, first: Float[Tensor, "batch variables"], second: Float[Tensor, "batch rows"]
+    ) -> tuple[Float[Tensor, "batch variables"], Float[Tensor, "batch rows"]]:
+        """Solve for (u, w), with one step of iterative refinement.
+
+        Dependent rows leave w undetermined; then it is the one of least norm, and u is unique all the same.
+
+        Args:
+            first: r₁.
+            second: r₂; what it holds at padded rows is ignored.
+
+        Returns:
+            u and w, the latter 0 at padded rows.
+        """
+        second = second * self.kept
+        u, w = self._solve_once(first, second)
+        rest = first - apply(self.hessian, u) - combine(self.rows, w)
+        more_u, more_w = self._solve_once(rest, second - apply(self.rows, u))
+        return u + more_u, (w + more_w) * self.kept
+
+    def take(self, samples: Tensor) -> ReducedKKT:
+        """The same for some samples of the batch, given by their places."""
+        places = {int(place): new for new, place in enumerate(samples)}
+
+        def pick(tensor: Tensor | None, dimensions: int = 3) -> Tensor | None:
+            return tensor if tensor is None or tensor.dim() < dimensions else tensor[samples]
+
+        hessian = pick(self.hessian)
+        assert hessian is not None
+        return ReducedKKT(
+            hessian,
+            self.rows[samples],
+            self.kept[samples],
+            pick(self.root),
+            pick(self.half),
+            pick(self.schur),
+            None if self.lu is None else (self.lu[0][samples], self.lu[1][samples]),
+            {places[place]: parts for place, parts in self.dependent.items() if place in places},
+        )
+
+    def _solve_once(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        if self.lu is not None:
+            both = torch.cat([first, second], dim=1)
+            both = torch.linalg.lu_solve(*self.lu, both.unsqueeze(-1)).squeeze(-1)
+            u, w = both.split([first.shape[1], second.shape[1]], dim=1)
+        else:
+            assert self.root is not None
+            assert self.half is not None
+            assert self.schur is not None
+            scaled = lower_solve(self.root, first)
+            right = apply(self.half.mT, scaled) - second
+            w = torch.cholesky_solve(right.unsqueeze(-1), self.schur).squeeze(-1)
+            u = lower_solve(self.root, scaled - apply(self.half, w), transposed=True)
+        if self.dependent:
+            u, w = u.clone(), w.clone()
+        for sample, (vectors, inverted) in self.dependent.items():
+            kept = self.kept[sample]
+            given = torch.cat([first[sample], second[sample][kept]])
+            found = vectors @ (inverted * (vectors.T @ given))
+            u[sample] = found[: first.shape[1]]
+            w[sample] = 0
+            w[sample, kept] = found[first.shape[1] :]
+        return u, w
+
+
+def factorise(
+    hessian: Tensor, rows: Float[Tensor, "batch rows variables"], kept: Bool[Tensor, "batch rows"],
+    *, root: Tensor | None = None,
+) -> ReducedKKT:  # fmt: skip
+    """Factorise a reduced KKT matrix, by Cholesky where H is positive definite, else by LU.
+
+    Args:
+        hessian: H, symmetric, of shape (variables, variables) or (batch, variables, variables).
+        rows: B; rows of about one length give the best numbers.
+        kept: which rows are no padding; the others must be 0.
+        root: the Cholesky factor of H, where it is known.
+
+    Returns:
+        The factors. A sample whose rows depend on each other, wholly or nearly, gets the eigenvectors of
+        its whole matrix instead.
+
+    >>> kkt = factorise(2 * torch.eye(2), torch.tensor([[[1.0, 1.0]]]), torch.tensor([[True]]))
+    >>> u, w = kkt.solve(torch.zeros(1, 2), torch.ones(1, 1))
+    >>> u, w
+    (tensor([[0.5000, 0.5000]]), tensor([[-1.]]))
+    """
+    if root is None:
+        root, failed = torch.linalg.cholesky_ex(hessian)
+        if bool(failed.any()):
+            root = None
+    if root is None:
+        return _by_lu(hessian, rows, kept)
+    if root.dim() == 2:
+        batch, count, size = rows.shape
+        flat = torch.linalg.solve_triangular(root, rows.reshape(-1, size).T, upper=False)
+        half = flat.reshape(size, batch, count).permute(1, 0, 2)
+    else:
+        half = torch.linalg.solve_triangular(root, rows.mT, upper=False)
+    product = half.mT @ half
+    product.diagonal(dim1=1, dim2=2).add_((~kept).to(product.dtype))
+    schur, failed = torch.linalg.cholesky_ex(product)
+    pivots = schur.diagonal(dim1=1, dim2=2).square()
+    largest = product.diagonal(dim1=1, dim2=2)
+    suspect = (failed > 0) | (pivots < SMALLEST_PIVOT * largest).any(dim=1)
+    dependent = _by_eigenvectors(hessian, rows, kept, suspect)
+    if dependent:  # what failed may hold NaN
+        schur = torch.where(suspect[:, None, None], torch.eye(schur.shape[-1], dtype=schur.dtype), schur)
+    return ReducedKKT(hessian, rows, kept, root, half, schur, dependent=dependent)
+
+
+def apply(matrix: Tensor, vectors: Float[Tensor, "batch columns"]) -> Float[Tensor, "batch rows"]:
+    """The products of a matrix, one for all samples or one each, with the vectors of a batch."""
+    if matrix.dim() == 2:
+        return vectors @ matrix.T
+    return torch.bmm(matrix, vectors.unsqueeze(-1)).squeeze(-1)
+
+
+def combine(matrix: Tensor, weights: Float[Tensor, "batch rows"]) -> Float[Tensor, "batch columns"]:
+    """The sums of a matrix's rows, one matrix for all samples or one each, weighted by a batch."""
+    if matrix.dim() == 2:
+        return weights @ matrix
+    return torch.bmm(weights.unsqueeze(1), matrix).squeeze(1)
+
+
+def lower_solve(
+    root: Tensor, vectors: Float[Tensor, "batch size"], *, transposed: bool = False
+) -> Float[Tensor, "batch size"]:
+    """Solve with a lower triangular matrix, or its transpose, one for all samples or one each."""
+    matrix = root.mT if transposed else root
+    shared = root.dim() == 2
+    right = vectors.T if shared else vectors.unsqueeze(-1)
+    found: Tensor = torch.linalg.solve_triangular(matrix, right, upper=transposed)
+    return found.T if shared else found.squeeze(-1)
+
+
+def _by_lu(hessian: Tensor, rows: Tensor, kept: Tensor) -> ReducedKKT:
+    batch, count, size = rows.shape
+    whole = rows.new_zeros(batch, size + count, size + count)
+    whole[:, :size, :size] = hessian
+    whole[:, size:, :size] = rows
+    whole[:, :size, size:] = rows.mT
+    whole[:, size:, size:] = torch.diag_embed(-(~kept).to(rows.dtype))
+    factors, pivots, failed = torch.linalg.lu_factor_ex(whole)
+    diagonal = factors.diagonal(dim1=1, dim2=2).abs()
+    suspect = (failed > 0) | (diagonal.amin(dim=1) < SMALLEST_PIVOT * diagonal.amax(dim=1))
+    dependent = _by_eigenvectors(hessian, rows, kept, suspect)
+    if dependent:
+        identity = torch.eye(size + count, dtype=rows.dtype)
+        factors = torch.where(suspect[:, None, None], identity, factors)
+    return ReducedKKT(hessian, rows, kept, lu=(factors, pivots), dependent=dependent)
+
+
+def _by_eigenvectors(
+    hessian: Tensor, rows: Tensor, kept: Tensor, suspect: Tensor
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """The pseudo-inverses of the suspect samples' matrices."""
+    found = {}
+    size = rows.shape[2]
+    for sample in suspect.nonzero().flatten().tolist():
+        own = rows[sample, kept[sample]]
+        whole = rows.new_zeros(size + len(own), size + len(own))
+        whole[:size, :size] = hessian if hessian.dim() == 2 else hessian[sample]
+        whole[size:, :size] = own
+        whole[:size, size:] = own.T
+        values, vectors = torch.linalg.eigh(whole)
+        regular = values.abs() > RANK_TOLERANCE * values.abs().max()
+        found[sample] = (vectors, torch.where(regular, 1 / values, 0.0))
+    return found
