@@ -1,0 +1,138 @@
+"""The warm-up for training loops of one's own: a scheduler that is stepped with the loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from leyden_warmup.rates import MultipliedRates, home_of
+from leyden_warmup.schedule import Form, Schedule, WarmupState
+
+
+class LossWarmupLR(LRScheduler):
+    """Multiplies the learning rate of the next update by a function of the loss, Section 3.3 (reconstructed).
+
+    Call ``scheduler.step(loss)`` after the backward pass and before ``optimizer.step()``. The update takes
+    the multiplied rate and puts the rate back, so that other schedulers, stepped after the update as ever,
+    work beside it and see their own rates; so do checkpoints of the optimizer.
+
+    Args:
+        optimizer: the optimizer, whose ``lr`` is the full rate.
+        C: the warm-up parameter, above 0, in units of 1 / loss.
+        f_star: a lower bound on the loss, or better the loss that training will reach.
+        form: ``"smooth"``, ``"clipped"`` or ``"rational"``, see `warmup_multiplier`.
+        ema: weight of the past in a running average of the loss.
+        monotone: whether the multiplier never goes down.
+        max_steps: the step from which on the multiplier is 1.
+        release_at: the multiplier at which it becomes 1 for good.
+
+    Attributes:
+        base_lrs: the rates without the warm-up, of each group, at the last step.
+
+    Raises:
+        ValueError: if an argument is out of its range.
+
+    >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.5)
+    >>> scheduler = LossWarmupLR(optimizer, C=1.0)
+    >>> scheduler.step(torch.tensor(4.0))
+    >>> optimizer.param_groups[0]["lr"]
+    0.1
+    >>> optimizer.step()
+    >>> optimizer.param_groups[0]["lr"], scheduler.get_last_lr()
+    (0.5, [0.1])
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        C: float = 1.0,
+        f_star: float = 0.0,
+        form: Form = "smooth",
+        ema: float = 0.0,
+        monotone: bool = False,
+        max_steps: int | None = None,
+        release_at: float | None = None,
+    ) -> None:
+        # Not that of LRScheduler, which takes a first step, and there is no loss yet.
+        self.schedule = Schedule(
+            C=C,
+            f_star=f_star,
+            form=form,
+            ema=ema,
+            monotone=monotone,
+            max_steps=max_steps,
+            release_at=release_at,
+        )
+        self.optimizer = optimizer
+        self._state = WarmupState.initial(home_of(optimizer))
+        self._waiting = False
+        self._rates = MultipliedRates(optimizer, self._of_step, self._stepped)
+        self.base_lrs = self._rates.own()
+        self._last_lr = self._rates.own()
+        self.last_epoch = 0
+
+    def step(self, loss: float | Tensor) -> None:  # type: ignore[override]
+        """Set the multiplied rate for the next ``optimizer.step()``.
+
+        Args:
+            loss: the loss of the batch whose gradient the optimizer holds, 0-dim or a number.
+        """
+        self._rates.restore()
+        value = loss if isinstance(loss, Tensor) else torch.tensor(loss, dtype=torch.float64)
+        self._state = self.schedule.advance(self._state, value.detach().reshape(()))
+        self.last_epoch += 1
+        self.base_lrs = self._rates.own()
+        self._waiting = True
+        self._multiply()
+
+    def get_lr(self) -> list[float | Tensor]:
+        """The rates of the last step, as `get_last_lr`."""
+        return self._last_lr
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed warm-up goes on from, as numbers; it waits for the device."""
+        return {
+            **self._state.numbers(),
+            "waiting": self._waiting,
+            "base_lrs": [float(rate) for rate in self.base_lrs],
+            "last_lr": [float(rate) for rate in self._last_lr],
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave; load the optimizer's own before."""
+        self._state = WarmupState.of_numbers(state_dict).to(home_of(self.optimizer))
+        self.last_epoch = self._state.steps
+        self.base_lrs, self._last_lr = list(state_dict["base_lrs"]), list(state_dict["last_lr"])
+        self._rates.restore()
+        self._waiting = bool(state_dict["waiting"])
+        if self._waiting:
+            self._multiply()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copied optimizer has lost its hooks, and has the rates of the moment.
+        return {**self.__dict__, "_rates": self._rates.own()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._rates = MultipliedRates(self.optimizer, self._of_step, self._stepped)
+        for group, rate in zip(self.optimizer.param_groups, state["_rates"], strict=True):
+            group["lr"] = rate
+        if self._waiting:
+            self._multiply()
+
+    def _multiply(self) -> None:
+        self._rates.multiply(self._state.multiplier)
+        self._last_lr = [
+            group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"]
+            for group in self.optimizer.param_groups
+        ]
+
+    def _of_step(self) -> Tensor | None:
+        return self._state.multiplier if self._waiting else None
+
+    def _stepped(self) -> None:
+        self._waiting = False

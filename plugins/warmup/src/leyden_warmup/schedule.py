@@ -1,0 +1,201 @@
+"""The multiplier of the learning rate as a function of the loss, on 0-dim tensors; it imports no Lightning.
+
+Section 3.3 of the reconstruction: the practical schedule with one parameter follows from the step size of
+(H0, H1)-smooth functions, `leyden_warmup.h0h1_step_size`, with the user's rate for 1 / (10 H0) and C for
+2 H1 / H0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+Form = Literal["smooth", "clipped", "rational"]
+FORMS: tuple[str, ...] = get_args(Form)
+
+
+def warmup_multiplier(
+    loss: Float[Tensor, "*shape"], *, C: float = 1.0, f_star: float = 0.0, form: Form = "smooth"
+) -> Float[Tensor, "*shape"]:
+    """The multiplier of the learning rate at a loss, Section 3.3 (reconstructed).
+
+    With the gap x = max(loss - f_star, 0) it is 1 / (1 + C x) (``"smooth"``), min(1, 1 / (C x))
+    (``"clipped"``) or, of Riabinin et al. (2026) with K1 = 0, 2 C x / (1 + (C x)²) where C x is above 1 and
+    1 below (``"rational"``). The first is never more than half below the second.
+
+    Args:
+        loss: losses, of any shape.
+        C: the warm-up parameter, above 0, in units of 1 / loss; 1 / C is the gap at which warm-up is half
+            done (smooth) or over (the others).
+        f_star: a lower bound on the loss, or better the loss that training will reach.
+        form: which of the three.
+
+    Returns:
+        Multipliers in (0, 1], of the loss's shape; NaN where the loss is NaN, 0 where it is infinite.
+
+    Raises:
+        ValueError: if ``C``, ``f_star`` or ``form`` is out of its range.
+
+    >>> warmup_multiplier(torch.tensor([0.0, 1.0, 3.0]))
+    tensor([1.0000, 0.5000, 0.2500])
+    >>> warmup_multiplier(torch.tensor([0.0, 1.0, 3.0]), form="clipped")
+    tensor([1.0000, 1.0000, 0.3333])
+    """
+    return Schedule(C=C, f_star=f_star, form=form).multiplier(loss)
+
+
+class WarmupState(NamedTuple):
+    """What a warm-up remembers from step to step.
+
+    Attributes:
+        steps: optimizer steps taken.
+        average: the running average of the loss, 0-dim; NaN before the first finite loss.
+        multiplier: the last multiplier, 0-dim; 1 before the first step.
+        released_at: the step from which on the multiplier is 1 for good, 0-dim; -1 before.
+        lowest: the smallest loss seen, 0-dim; NaN before the first.
+        odd: whether a loss was not finite, 0-dim.
+    """
+
+    steps: int
+    average: Float[Tensor, ""]
+    multiplier: Float[Tensor, ""]
+    released_at: Float[Tensor, ""]
+    lowest: Float[Tensor, ""]
+    odd: Bool[Tensor, ""]
+
+    @classmethod
+    def initial(cls, device: torch.device | str = "cpu") -> WarmupState:
+        """Nothing seen yet; numbers are float64 where the device has it."""
+        device = torch.device(device)
+        number = torch.zeros(
+            (), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device
+        )
+        return cls(0, number + math.nan, number + 1.0, number - 1.0, number + math.nan, number.to(torch.bool))
+
+    def to(self, device: torch.device) -> WarmupState:
+        """The same on another device."""
+        start = WarmupState.initial(device)
+        moved = [old.to(new) for old, new in zip(self[1:], start[1:], strict=True)]
+        return WarmupState(self.steps, *moved)
+
+    def numbers(self) -> dict[str, float]:
+        """The state as plain numbers; waits for the device."""
+        return {"steps": self.steps, **{name: float(getattr(self, name)) for name in self._fields[1:]}}
+
+    @classmethod
+    def of_numbers(cls, numbers: dict[str, float]) -> WarmupState:
+        """The state of which `numbers` gave the numbers."""
+        start = cls.initial()
+        double = {name: torch.tensor(numbers[name], dtype=torch.float64) for name in cls._fields[1:]}
+        kept = {name: value.to(getattr(start, name)) for name, value in double.items()}
+        return cls(steps=int(numbers["steps"]), **kept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The settings of a warm-up, and its step: Section 3.3, algorithm steps 2 to 4 (reconstructed).
+
+    Args:
+        C: the warm-up parameter, above 0.
+        f_star: a lower bound on the loss, or the loss that training will reach.
+        form: ``"smooth"``, ``"clipped"`` or ``"rational"``, see `warmup_multiplier`.
+        ema: weight of the past in the average of the loss, at least 0 and below 1.
+        monotone: whether the multiplier never goes down.
+        max_steps: the step from which on the multiplier is 1; None: never for that reason.
+        release_at: the multiplier, above 0 and at most 1, at which it becomes 1 for good; None: never.
+
+    Raises:
+        ValueError: if one is out of its range; the text names it.
+    """
+
+    C: float = 1.0
+    f_star: float = 0.0
+    form: Form = "smooth"
+    ema: float = 0.0
+    monotone: bool = False
+    max_steps: int | None = None
+    release_at: float | None = None
+
+    def __post_init__(self) -> None:
+        _check("C", self.C, 0 < _number(self.C) < math.inf, "a finite number above 0")
+        _check("f_star", self.f_star, math.isfinite(_number(self.f_star)), "a finite number")
+        _check("form", self.form, self.form in FORMS, " or ".join(map(repr, FORMS)))
+        _check("ema", self.ema, 0 <= _number(self.ema) < 1, "a number of at least 0 and below 1")
+        steps, release = self.max_steps, self.release_at
+        whole = isinstance(steps, int) and not isinstance(steps, bool)
+        _check(
+            "max_steps", steps, steps is None or (whole and steps >= 0), "None or a whole number from 0 on"
+        )
+        fits = release is None or 0 < _number(release) <= 1
+        _check("release_at", release, fits, "None or a number above 0 and at most 1")
+
+    def multiplier(self, loss: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """The multiplier at a loss of any shape, before anything is remembered; see `warmup_multiplier`."""
+        scaled = self.C * (loss - self.f_star).clamp(min=0)
+        if self.form == "smooth":
+            return 1 / (1 + scaled)
+        beyond = scaled.clamp(min=1)
+        if self.form == "clipped":
+            return 1 / beyond
+        return 2 / (beyond + 1 / beyond)
+
+    def advance(self, state: WarmupState, loss: Float[Tensor, ""]) -> WarmupState:
+        """The state after one more loss; nothing here waits for the device.
+
+        Args:
+            state: the state before, not changed.
+            loss: the loss of the step, 0-dim.
+
+        Returns:
+            The state with the multiplier of this step. A loss that is not finite leaves average and
+            multiplier as they were.
+        """
+        loss = loss.to(state.average)
+        known = loss.isfinite()
+        fresh = loss
+        if self.ema:
+            fresh = torch.where(state.average.isnan(), loss, self.ema * state.average + (1 - self.ema) * loss)
+        average = torch.where(known, fresh, state.average)
+        multiplier = self.multiplier(fresh)
+        if self.monotone:
+            least = torch.where(state.average.isnan(), 0.0, state.multiplier)
+            multiplier = torch.maximum(multiplier, least)
+        multiplier = torch.where(known, multiplier, state.multiplier)
+        multiplier, released_at = self._released(state, multiplier)
+        return WarmupState(
+            state.steps + 1,
+            average,
+            multiplier,
+            released_at,
+            torch.fmin(state.lowest, loss),
+            state.odd | ~known,
+        )
+
+    def _released(self, state: WarmupState, multiplier: Tensor) -> tuple[Tensor, Tensor]:
+        """The multiplier, 1 where warm-up is over, and since when it is."""
+        over: Tensor | None = None
+        if self.max_steps is not None and state.steps >= self.max_steps:
+            over = torch.ones_like(multiplier, dtype=torch.bool)
+        elif self.release_at is not None:
+            over = multiplier >= self.release_at
+        elif self.max_steps is None:
+            return multiplier, state.released_at
+        released = state.released_at >= 0
+        now = released if over is None else released | over
+        since = torch.where(released | ~now, state.released_at, float(state.steps))
+        return torch.where(now, 1.0, multiplier), since
+
+
+def _number(value: object) -> float:
+    """The value where it is a number, else NaN, which is in no range."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def _check(name: str, value: object, fits: bool, expected: str) -> None:
+    if not fits:
+        raise ValueError(f"{name}: expected {expected}, got {value!r}")
