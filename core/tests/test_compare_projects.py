@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -96,6 +97,25 @@ def test_a_validation_at_the_end_is_not_repeated() -> None:
     compare_here("tried.Steady", trials=0, seeds=1)
     curves = [result["measured"]["curve"] for result in stored() if "curve" in result["measured"]]
     assert [len(curve) for curve in curves] == [2, 2]
+
+
+def test_what_goes_on_tells_how_much_was_measured_before(project: Path) -> None:
+    write_config(trainer=trained())
+    asked: dict[str, Any] = {"trials": 1, "seeds": 1}
+    assert "measured by" not in compare_here("tried.Steady", "tried.Needy", **asked)[1]
+    (failed,) = [path for path in Path(".leyden/results/compare/mine").rglob("*.json") if is_judged(path)][:1]
+    failed.write_text(failed.read_text().replace('"done"', '"failed"'))
+    again = compare_here("tried.Steady", "tried.Needy", resume=True, **asked)[1]
+    assert "6 fits of 3 arms, 5 of them measured by this code and configuration before; 1 at a time" in again
+    with (project / "mine.py").open("a") as file:
+        file.write("LATER = True\n")
+    anew = compare_here("tried.Steady", "tried.Needy", resume=True, **asked)[1]
+    assert "6 fits of 3 arms, none of them measured by this code and configuration before" in anew
+
+
+def is_judged(path: Path) -> bool:
+    """Whether a stored result judges."""
+    return bool(json.loads(path.read_text())["cell"]["options"]["stage"] == "judge")
 
 
 @pytest.mark.parametrize(

@@ -232,10 +232,13 @@ def test_the_code_version_changes_when_a_file_is_renamed(package: Path) -> None:
     assert code_version("some_claims.claims") != before
 
 
-def test_compiled_files_do_not_change_the_code_version(package: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["__pycache__/claims.cpython-311.pyc", ".mypy_cache/3.11/a", ".claims.py.swp"]
+)
+def test_what_tools_leave_does_not_change_the_code_version(package: Path, name: str) -> None:
     before = code_version("some_claims.claims")
-    (package / "__pycache__").mkdir()
-    (package / "__pycache__" / "claims.cpython-311.pyc").write_bytes(b"x")
+    (package / name).parent.mkdir(parents=True, exist_ok=True)
+    (package / name).write_bytes(b"x")
     assert code_version("some_claims.claims") == before
 
 

@@ -80,6 +80,11 @@ class Results:
         """Whether a result of the cell is stored."""
         return self._path(cell, "json").exists()
 
+    def number_done(self) -> int:
+        """How many cells were measured, and did not fail."""
+        stored = (json.loads(path.read_text(encoding="utf-8")) for path in self.directory.glob("*.json"))
+        return sum(result["status"] == "done" for result in stored)
+
     def digests(self) -> set[str]:
         """The digests of the cells whose results are stored."""
         return {path.stem for path in self.directory.glob("*.json")}
@@ -207,5 +212,10 @@ def _sources(package: str) -> list[tuple[str, Path]]:
         (path.relative_to(folder).as_posix(), path)
         for folder in sorted(spec.submodule_search_locations)
         for path in sorted(Path(folder).rglob("*"))
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and not _is_by_product(path.relative_to(folder))
     ]
+
+
+def _is_by_product(path: Path) -> bool:
+    """Whether a file of a package was left by a tool: compiled files, caches, an editor's drafts."""
+    return any(part == "__pycache__" or part.startswith(".") for part in path.parts)

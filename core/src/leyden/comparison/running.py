@@ -93,7 +93,7 @@ class Comparing:
         console: where to print.
         notes: what the report should tell.
         said: what was printed already.
-        probes: how many short fits there were.
+        probes: how many short fits went well.
     """
 
     name: str
@@ -188,9 +188,9 @@ class Comparing:
             if self.console.is_terminal
             else contextlib.nullcontext()
         )
-        self.probes = len(cells)
         with waiting:
             table = self._run(list(cells.values()), results)
+        self.probes = len(table.done)
         found = {result.cell.method: result for result in table}
         facts = {BASELINE: facts_of(found[BASELINE])}
         for arm in self.arms[1:]:
@@ -248,10 +248,14 @@ class Comparing:
             experiment = self.plugins.settings.tracking.experiment
             tracked = Tracked(session=session.directory, parent=run.key, experiment=experiment)
         fits = self._fits()
-        known = len(results.digests()) - self.probes  # of an invocation that is gone on with
+        known = max(results.number_done() - self.probes, 0)  # of an invocation that is gone on with
         total = max(sum(fits.values()) - known, 1)
         expected = expected_seconds(fits, facts, self.plan.jobs)
-        note = f"{sum(fits.values())} fits of {count(len(self.arms), 'arm')}, {self.plan.jobs} at a time"
+        note = f"{sum(fits.values())} fits of {count(len(self.arms), 'arm')}"
+        if self.plan.resume:
+            before = f"{known} of them" if known else "none of them"
+            note += f", {before} measured by this code and configuration before"
+        note += f"; {self.plan.jobs} at a time"
         say(self.console, f"{self.title}: {note}", "dim")
         with CellProgress(
             self.console, self.title, total=total, expected=expected if math.isfinite(expected) else 0.0
