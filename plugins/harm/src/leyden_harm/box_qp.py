@@ -38,6 +38,8 @@ def solve_box_qp(
     s0: Float[Tensor, "*problems batch"],
     upper: float | Tensor,
     n_iter: int = 20,
+    *,
+    rescale: bool = True,
 ) -> tuple[Float[Tensor, "*problems batch"], BoxQPInfo]:
     """Minimise ½ λᵀKλ + s0ᵀλ over 0 <= λ <= upper: the dual of the harm penalty (reconstructed).
 
@@ -51,6 +53,7 @@ def solve_box_qp(
         s0: the margins at λ = 0, of the same dtype.
         upper: the price C of harm, positive: a number, or a tensor that broadcasts to ``s0``.
         n_iter: number of iterations.
+        rescale: whether to solve in the variables λ_i √K_ii; False is for comparison alone.
 
     Returns:
         λ and a `BoxQPInfo`. Where ``K`` or ``s0`` is not finite, λ is of no use.
@@ -71,7 +74,8 @@ def solve_box_qp(
         )
     diagonal = K.diagonal(dim1=-2, dim2=-1)
     tiny = torch.finfo(K.dtype).tiny
-    scale = torch.where(diagonal > tiny, diagonal.clamp_min(tiny).rsqrt(), torch.ones_like(diagonal))
+    usable = diagonal > (tiny if rescale else torch.inf)
+    scale = torch.where(usable, diagonal.clamp_min(tiny).rsqrt(), torch.ones_like(diagonal))
     scaled, linear = scale.unsqueeze(-1) * K * scale.unsqueeze(-2), scale * s0
     limit = (upper / scale).expand_as(s0)
     # both bound the largest eigenvalue; the floor makes a matrix of zeros a step of no length

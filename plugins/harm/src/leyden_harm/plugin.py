@@ -69,3 +69,11 @@ def leyden_components() -> Iterable[Component]:
             for name, summary in functions
         ),
     )
+
+
+@hookimpl
+def leyden_claims() -> Iterable[str]:
+    """The experiments, a negative result among them."""
+    return tuple(
+        f"leyden_harm.claims.{name}" for name in ("TrueHarm", "NoisyLabels", "CleanLabels", "Solver")
+    )

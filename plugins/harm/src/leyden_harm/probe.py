@@ -18,6 +18,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from leyden_harm.hook import silent_hooks
@@ -252,7 +253,8 @@ def per_sample_losses(module: LightningModule, batch: Any) -> Tensor:
                 f" {tuple(losses.shape)}"
             )
         return losses
-    if isinstance(batch, list | tuple) and len(batch) == 2 and isinstance(batch[1], Tensor):
+    pair = isinstance(batch, list | tuple) and len(batch) == 2 and isinstance(batch[1], Tensor)
+    if pair and is_overridden("forward", module):
         inputs, labels = batch
         outputs = module(inputs)
         logits = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)

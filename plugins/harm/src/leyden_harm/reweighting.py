@@ -142,7 +142,8 @@ def reweight(
         weights = torch.where(kept, scale * weights, weights)
         after = torch.where(kept, scaled_after, after)
     finite = torch.isfinite(gram.abs().sum() + before.abs().sum())
-    acts = finite & (before < 0).any()
+    # a κ of 0, as under full dampening, leaves the weights without effect and without meaning
+    acts = finite & torch.isfinite(weights.sum()) & (before < 0).any()
     factors = torch.where(acts, weights / share, torch.ones_like(weights))
     weights = torch.where(acts, weights, torch.full_like(weights, share))
     gap = info.gap / info.primal.clamp_min(torch.finfo(gram.dtype).tiny)
