@@ -13,7 +13,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch import LightningModule
@@ -56,6 +56,9 @@ class Task(LightningModule, ABC):
     made the task; else ``load_from_checkpoint(path, backbone=...)`` is needed, and says so.
     """
 
+    further_modules: ClassVar[tuple[str, ...]] = ()
+    """Names of a subclass's own arguments that are modules, which hyper-parameters leave out."""
+
     _train_total: Tensor | float
     _train_rows: int
 
@@ -77,6 +80,7 @@ class Task(LightningModule, ABC):
         if interval not in ("epoch", "step"):
             raise ValueError(f"interval: expected 'epoch' or 'step', got {interval!r}")
         modules = ["backbone", "loss", "default_loss", "metrics", "optimizer", "lr_scheduler"]
+        modules += self.further_modules
         self.save_hyperparameters(ignore=modules)
         if "_instantiator" in self.hparams:  # plain values of LightningCLI that rebuild each
             self.save_hyperparameters()
