@@ -81,29 +81,48 @@ def solve_box_qp(
     # both bound the largest eigenvalue; the floor makes a matrix of zeros a step of no length
     curvature = torch.minimum(scaled.abs().sum(-1).amax(-1), scaled.diagonal(dim1=-2, dim2=-1).sum(-1))
     curvature = curvature.clamp_min(tiny).unsqueeze(-1)
+    points, slopes = _iterate(scaled / curvature.unsqueeze(-1), linear / curvature, limit, n_iter)
 
-    point = torch.zeros_like(s0)
-    product = torch.zeros_like(s0)
-    ahead, ahead_product = point, product
-    momentum = torch.ones_like(curvature)
-    best, best_product = point, product
-    primal = (limit * (-linear).clamp_min(0)).sum(-1, keepdim=True)
+    # the primal values of all iterates at once; the first is that of λ = 0
+    products = slopes - linear / curvature
+    harm = (limit * (-slopes).clamp_min(0)).sum(-1)
+    primal, place = (harm + (points * products).sum(-1) / 2).min(0)
+    place = place.expand(s0.shape[-1:] + place.shape).movedim(0, -1).unsqueeze(0)
+    best, slope, product = (one.gather(0, place).squeeze(0) for one in (points, slopes, products))
+    dual = -((best * product).sum(-1) / 2 + (linear / curvature * best).sum(-1))
+    lam = torch.where(best >= limit, upper, scale * best)  # upper itself, and not its rounded product
+    size = curvature.squeeze(-1)
+    return lam, BoxQPInfo(primal * size, dual * size, slope * curvature / scale)
+
+
+def _iterate(matrix: Tensor, linear: Tensor, limit: Tensor, n_iter: int) -> tuple[Tensor, Tensor]:
+    """The iterates from 0 on and the gradients at them, of a problem whose curvature is at most 1.
+
+    Written for few operations, of which each costs more than its arithmetic: the point where a step starts is an
+    extrapolation of two iterates, so its gradient is that of theirs, and the values are left for later.
+    """
+    if matrix.dim() > 3:
+        flat = (matrix.flatten(0, -3), linear.flatten(0, -2), limit.flatten(0, -2))
+        found = _iterate(*flat, n_iter)
+        return found[0].view(-1, *linear.shape), found[1].view(-1, *linear.shape)
+    column, zeros = linear.unsqueeze(-1), torch.zeros_like(linear)
+    multiply = torch.addmm if matrix.dim() == 2 else torch.baddbmm
+    point, slope = zeros, linear
+    points, slopes = [point], [slope]
+    ahead, descended = point, -linear  # where a step starts, and where a step from an iterate itself ends
+    target = descended
+    since = torch.zeros_like(linear[..., :1])
     for _ in range(n_iter):
-        following = torch.minimum((ahead - (ahead_product + linear) / curvature).clamp_min(0), limit)
-        following_product = torch.matmul(scaled, following.unsqueeze(-1)).squeeze(-1)
+        following = target.clamp(zeros, limit)
         change = following - point
         restart = ((ahead - following) * change).sum(-1, keepdim=True) > 0
-        grown = (1 + (1 + 4 * momentum.square()).sqrt()) / 2
-        inertia = torch.where(restart, 0, (momentum - 1) / grown)
-        momentum = torch.where(restart, 1, grown)
+        since = (since + 1).masked_fill(restart, 0)
+        inertia = since / (since + 3)
+        slope = multiply(column, matrix, following.unsqueeze(-1)).squeeze(-1)
         ahead = torch.addcmul(following, inertia, change)
-        ahead_product = torch.addcmul(following_product, inertia, following_product - product)
-        point, product = following, following_product
-        harm = (limit * (-(linear + product)).clamp_min(0)).sum(-1, keepdim=True)
-        value = (point * product).sum(-1, keepdim=True) / 2 + harm
-        better = value < primal
-        primal = torch.where(better, value, primal)
-        best, best_product = torch.where(better, point, best), torch.where(better, product, best_product)
-    lam = torch.where(best >= limit, upper, scale * best)  # upper itself, and not its rounded product
-    dual = -((best * best_product).sum(-1) / 2 + (linear * best).sum(-1))
-    return lam, BoxQPInfo(primal.squeeze(-1), dual, s0 + best_product / scale)
+        earlier, descended = descended, following - slope
+        target = torch.addcmul(descended, inertia, descended - earlier)
+        point = following
+        points.append(point)
+        slopes.append(slope)
+    return torch.stack(points), torch.stack(slopes)

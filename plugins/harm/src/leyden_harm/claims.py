@@ -92,8 +92,8 @@ class TrueHarm(Claim):
             kind="better",
         ),
     )
-    minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.2, "laptop": 4.0, "paper": 15.0}
-    seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 5, "paper": 20}
+    minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.2, "laptop": 3.0, "paper": 15.0}
+    seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 4, "paper": 20}
     metric = "harm_mass"
     mode: ClassVar[Mode] = "min"
 
@@ -333,8 +333,8 @@ class NoisyLabels(_Digits):
             kind="better",
         ),
     )
-    minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.2, "laptop": 5.0, "paper": 15.0}
-    seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 8, "paper": 20}
+    minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.2, "laptop": 4.0, "paper": 15.0}
+    seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 6, "paper": 20}
     reference = "AdamW"
 
     def judge(self, table: Table) -> Sequence[Verdict]:
@@ -416,7 +416,7 @@ class CleanLabels(_Digits):
         ),
     )
     minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.2, "laptop": 3.0, "paper": 9.0}
-    seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 8, "paper": 20}
+    seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 6, "paper": 20}
     reference = "SGD"
 
     def judge(self, table: Table) -> Sequence[Verdict]:
@@ -484,7 +484,7 @@ class Solver(Claim):
                 seed=seed,
                 setting={"batch": size, "tau": price},
                 scale=scale.name,
-                options={"exact": scale.pick(smoke=5000, laptop=20_000)},
+                options={"exact": scale.pick(smoke=2000, laptop=5000)},
             )
             for seed in range(scale.seeds)
             for method in ("rescaled", "as it is")
