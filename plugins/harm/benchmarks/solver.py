@@ -1,7 +1,8 @@
 """Weights of a batch by this solver, one problem or many together, beside torchjd's projection by quadprog.
 
-Both solve the dual projection (no history, no price) of random last layers: min vᵀKv over v >= 1/B. Times are medians of
-interleaved rounds a problem; an objective's excess is relative to the best of the two. ``--quick`` takes seconds.
+Both solve the dual projection (no history, no price) of random last layers: min vᵀKv over v >= 1/B. Times
+are medians of interleaved rounds, for a problem; the excess of an objective is relative to the best of them.
+``--quick`` takes seconds.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from leyden_harm import solve_box_qp
@@ -48,44 +51,40 @@ def seconds(compute: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def objective(K: Tensor, weights: Tensor) -> Tensor:
-    """vᵀKv, with what the constraint K v >= 0 lacks charged by its size."""
-    return (weights.unsqueeze(-2) @ K @ weights.unsqueeze(-1)).squeeze()
+def methods_for(problems: list[Tensor]) -> dict[str, tuple[Callable[[], Any], int]]:
+    """For each method what it computes, and how many problems that is."""
+    stacked = torch.stack(problems)
+    methods: dict[str, tuple[Callable[[], Any], int]] = {
+        "torchjd DualProj, quadprog": (partial(dual_projection, problems[0]), 1)
+    }
+    if not QUICK and len(problems[0]) <= 64:
+        methods["torchjd UPGrad, quadprog (a program a row)"] = (partial(upgrad, problems[0]), 1)
+    for n_iter in ITERATIONS:
+        methods[f"solve_box_qp, {n_iter} iterations"] = (partial(ours, problems[0], n_iter), 1)
+        name = f"solve_box_qp, {n_iter} iterations, {TOGETHER} together"
+        methods[name] = (partial(ours, stacked, n_iter), TOGETHER)
+    return methods
 
 
 threads = torch.get_num_threads()
-print(f"## harm: the solver, float32, {threads} thread(s), medians of {ROUNDS}, a problem\n")
-print(
-    "| batch | method | µs | torchjd's time over it | objective above the best | smallest margin, of the largest |"
-)
+print(f"## harm: the solver, float32, {threads} thread(s), medians of {ROUNDS}, for a problem\n")
+print("| batch | method | µs | times faster than quadprog | objective above the best | least margin |")
 print("|---|---|---|---|---|---|")
 for batch in BATCHES:
     problems = [box_problem(batch, seed, momentum=0.0)[0].float() for seed in range(TOGETHER)]
-    stacked = torch.stack(problems)
-    methods: dict[str, tuple[Callable[[], object], int]] = {
-        "torchjd DualProj, quadprog": (lambda: dual_projection(problems[0]), 1),
-    }
-    if not QUICK and batch <= 64:
-        methods["torchjd UPGrad, quadprog (a program a row)"] = (lambda: upgrad(problems[0]), 1)
-    for n_iter in ITERATIONS:
-        methods[f"solve_box_qp, {n_iter} iterations, one"] = (lambda n=n_iter: ours(problems[0], n), 1)  # type: ignore[misc]
-        methods[f"solve_box_qp, {n_iter} iterations, {TOGETHER} together"] = (
-            lambda n=n_iter: ours(stacked, n),  # type: ignore[misc]
-            TOGETHER,
-        )
+    methods = methods_for(problems)
     times: dict[str, list[float]] = {name: [] for name in methods}
     for _ in range(ROUNDS + 2):
         for name, (compute, count) in methods.items():
             times[name].append(seconds(compute) / count)
     K = problems[0].double()
-    weights = {name: torch.as_tensor(compute()).double() for name, (compute, _) in methods.items()}
+    weights = {name: compute().double() for name, (compute, _) in methods.items()}
     weights = {name: value if value.dim() == 1 else value[0] for name, value in weights.items()}
-    values = {name: float(objective(K, value)) for name, value in weights.items() if "UPGrad" not in name}
-    least = min(values.values())
+    values = {name: float(value @ K @ value) for name, value in weights.items() if "UPGrad" not in name}
     reference = statistics.median(times["torchjd DualProj, quadprog"][2:])
     for name in methods:
         took = statistics.median(times[name][2:])
-        excess = f"{values[name] / least - 1:.1e}" if name in values else "another problem"
+        excess = f"{values[name] / min(values.values()) - 1:.1e}" if name in values else "another problem"
         margins = K @ weights[name]
         print(
             f"| {batch} | {name} | {took * 1e6:.0f} | {reference / took:.1f} | {excess} "

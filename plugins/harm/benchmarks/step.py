@@ -1,14 +1,16 @@
 """What `HarmReduction` adds to a training step, at three sizes of a convolutional network, batch 128.
 
-Under a Trainer, process CPU time of ``training_step``, backward and optimizer step; the two trainings take turns in blocks
-of steps. The smallest network is the one of three convolutions on 3 x 32 x 32. ``--quick`` takes seconds.
+Under a Trainer, process CPU time of ``training_step``, backward and optimizer step; the two trainings take
+turns in blocks of steps. All networks see images of 3 x 32 x 32. ``--quick`` takes seconds.
 """
 
 from __future__ import annotations
 
+import logging
 import statistics
 import sys
 import time
+import warnings
 from typing import Any
 
 import torch
@@ -75,9 +77,6 @@ def train(width: int, depth: int, *callbacks: Callback) -> list[float]:
     trainer.fit(Classifier(width, depth), torch.utils.data.DataLoader(rows, batch_size=BATCH))
     return clock.steps[3:]
 
-
-import logging  # noqa: E402
-import warnings  # noqa: E402
 
 warnings.simplefilter("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)

@@ -98,8 +98,8 @@ def solve_box_qp(
 def _iterate(matrix: Tensor, linear: Tensor, limit: Tensor, n_iter: int) -> tuple[Tensor, Tensor]:
     """The iterates from 0 on and the gradients at them, of a problem whose curvature is at most 1.
 
-    Written for few operations, of which each costs more than its arithmetic: the point where a step starts is an
-    extrapolation of two iterates, so its gradient is that of theirs, and the values are left for later.
+    Written for few operations, of which each costs more than its arithmetic: the point where a step starts
+    lies on the line through two iterates, and so does its gradient; the values are left for later.
     """
     if matrix.dim() > 3:
         flat = (matrix.flatten(0, -3), linear.flatten(0, -2), limit.flatten(0, -2))

@@ -194,10 +194,6 @@ _HARM_ARMS: Mapping[str, tuple[Mapping[str, Any], float, Mapping[str, Any] | Non
     "SGD, weighted (tau=1)": (_SGD, 0.0, _weighted(1.0, normalize=False)),
     "SGD, weighted (tau=4)": (_SGD, 0.0, _weighted(4.0, normalize=False)),
     "SGD, weighted (tau=16)": (_SGD, 0.0, _weighted(16.0, normalize=False)),
-    "SGD, noisy": (_SGD, 0.3, None),
-    "SGD, noisy, weighted (tau=4)": (_SGD, 0.3, _weighted(4.0, normalize=False)),
-    "AdamW": (_ADAMW, 0.0, None),
-    "AdamW, weighted (tau=4)": (_ADAMW, 0.0, _weighted(4.0, normalize=False)),
     "AdamW, noisy": (_ADAMW, 0.3, None),
     "AdamW, noisy, weighted (tau=4)": (_ADAMW, 0.3, _weighted(4.0, normalize=False)),
     "AdamW, noisy, weighted (tau=4, sum kept)": (_ADAMW, 0.3, _weighted(4.0)),
@@ -215,11 +211,9 @@ _TUNED: Mapping[str, tuple[Mapping[str, Any], Rates, Mapping[str, Any] | None]] 
     "SGD, conflict-free without history": (_SGD, _SGD_RATES, _CONFLICT_FREE),
     "SGD, weighted (tau=1)": (_SGD, _SGD_RATES, _weighted(1.0)),
     "SGD, weighted (tau=4)": (_SGD, _SGD_RATES, _weighted(4.0)),
-    "SGD, weighted (tau=1, larger sum)": (_SGD, _SGD_RATES, _weighted(1.0, normalize=False)),
     "AdamW": (_ADAMW, _ADAMW_RATES, None),
     "AdamW (beta1 0.5)": (_LOW_BETA, _ADAMW_RATES, None),
     "AdamW, weighted (tau=1)": (_ADAMW, _ADAMW_RATES, _weighted(1.0)),
-    "AdamW, weighted (tau=4)": (_ADAMW, _ADAMW_RATES, _weighted(4.0)),
 }
 """For each tuned method the optimizer, the learning rates tried, and the arguments of the callback."""
 
