@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import yaml
 from compare_testbed import compare_here, install_tried, project_in, report, stored, write_config
-from leyden.claims import Cell
+from leyden.claims import Arm, Cell, CellResult, Table
 from leyden.comparison.document import ArmFile
 from leyden.comparison.fits import Fits
 from leyden.configuration import load_config, merged
 from leyden.errors import LeydenError, UsageError
+from leyden.figures import series_figure
 from leyden.lightning import fit_config
 from leyden.spool import open_run
 from leyden.tracking import use_run
@@ -172,3 +173,16 @@ def test_what_lightning_refuses_is_told_without_the_names_of_its_classes() -> No
     write_config(data=None)
     with pytest.raises(LeydenError, match=r"^baseline cannot be trained: `train_dataloader` must be"):
         compare_here("tried.Steady")
+
+
+def test_the_band_of_two_seeds_does_not_dwarf_the_curves() -> None:
+    rows = [
+        CellResult(
+            cell=Cell(method="A", seed=seed, scale=""), status="done", measured={"y": [1.0 + seed, 0.5, 0.4]}
+        )
+        for seed in (0, 1)
+    ]
+    (ax,) = series_figure(Table(rows), "y", [Arm("A")]).axes
+    low, high = ax.get_ylim()
+    assert 0.2 < low < 0.4
+    assert 2.0 < high < 2.2

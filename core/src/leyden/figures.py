@@ -207,10 +207,8 @@ def setting_figure(
         if log_y:
             ax.set_yscale("log")
             ax.yaxis.set_major_formatter(_decade)
-        elif len(set(values)) > 1:
-            # one seed gone astray must not make a band that dwarfs everything measured
-            margin = 0.06 * (max(values) - min(values))
-            ax.set_ylim(min(values) - margin, max(values) + margin)
+        else:
+            _show_measured(ax, values)
         ax.set_ylabel(axis_label(metric, unit))
         ax.yaxis.label.set_visible(column == 0)
     marks = {}
@@ -263,9 +261,11 @@ def series_figure(
     looks = _arm_styles(drawn, table)
     lengths = [min(map(len, table.series(arm, name))) for arm in drawn]
     labels: dict[str, Style] = {}
+    values: list[float] = []
     seeds = 0
     for place, (arm, length) in enumerate(zip(drawn, lengths, strict=True)):
         runs = [run[:length] for run in table.series(arm, name)]
+        values += [value for run in runs for value in run if math.isfinite(value)]
         # dashes only where there is room to see them
         style = looks[place] if max(lengths) < 60 else replace(looks[place], line="-")
         steps = _steps(x, table, arm, length)
@@ -281,6 +281,8 @@ def series_figure(
     if log_y:
         ax.set_yscale("log")
         ax.yaxis.set_major_formatter(_decade)
+    else:
+        _show_measured(ax, values)
     ax.set_xlabel(x_label)
     ax.set_ylabel(y_label or axis_label(name, unit))
     ax.margins(x=0.01)
@@ -474,6 +476,13 @@ def _draw_level(ax: Axes, found: Interval, style: Style) -> None:
     ax.axhline(found.mean, color=style.color, ls=style.line, lw=1.8)
     if math.isfinite(found.low):
         ax.axhspan(found.low, found.high, color=style.color, alpha=0.14, lw=0)
+
+
+def _show_measured(ax: Axes, values: Sequence[float]) -> None:
+    """Let the vertical axis end where the values do: a band of few seeds must not dwarf what was measured."""
+    if len(set(values)) > 1:
+        margin = 0.06 * (max(values) - min(values))
+        ax.set_ylim(min(values) - margin, max(values) + margin)
 
 
 def _varying(arms: Sequence[Arm]) -> list[str]:
