@@ -52,6 +52,11 @@ class Classifier(pl.LightningModule):
         self.log("train_loss", loss, on_step=True, on_epoch=True)
         return None if place in self.no_loss else loss
 
+    def per_sample_loss(self, batch: Any) -> Tensor:
+        inputs, labels = batch
+        outputs = self.second(self.first(inputs))
+        return nn.functional.cross_entropy(outputs, labels, reduction="none")
+
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         inputs, labels = batch
         self.log("val_loss", nn.functional.cross_entropy(self.second(self.first(inputs)), labels))

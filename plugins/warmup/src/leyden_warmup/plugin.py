@@ -93,4 +93,5 @@ def leyden_components() -> Iterable[Component]:
 @hookimpl
 def leyden_claims() -> Iterable[str]:
     """The experiments, negative results included."""
-    return ()
+    names = ("Descent", "Logistic", "DigitsRange", "Language", "Curvature")
+    return tuple(f"leyden_warmup.claims.{name}" for name in names)

@@ -113,6 +113,11 @@ class SmoothnessProbe(Callback):
         self._parameters: list[Tensor] | None = None
 
     @property
+    def state_key(self) -> str:
+        """What its state goes by in a checkpoint; probes of two kinds may stand in one Trainer."""
+        return self._generate_state_key(every=self.every, batch=self.batch)
+
+    @property
     def fit(self) -> SmoothnessFit:
         """H0, H1, C and the correlation of what was measured so far."""
         return fit_h0h1(self.losses, self.curvatures, self.f_star)

@@ -1,0 +1,162 @@
+"""What LossWarmup and SmoothnessProbe add to a training step in Lightning, beside other callbacks.
+
+Every arm is a Trainer of its own over the same network of a million parameters; rounds of a few steps go to
+the arms in turn, in another order each time, so that what else the machine does hits all alike. A step goes
+from the start of its batch to the start of the next, and is timed in seconds of the processor, which other
+processes take least part in. Medians over the rounds; ratios to the step without callbacks, paired by round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import threading
+import time
+from typing import Any
+
+os.environ["LEYDEN_CALLBACKS"] = "0"  # each arm says what it has
+
+import lightning.pytorch as pl
+import torch
+from leyden_callbacks import LossFeed
+from leyden_warmup import LossWarmup, SmoothnessProbe
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor
+from lightning.pytorch.loggers.logger import Logger
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LinearLR
+from torch.utils.data import DataLoader
+
+WARM_UP = 10
+STEPS = 5
+REFERENCE = "no callback"
+
+
+class Network(pl.LightningModule):
+    """784-1000-200-10, the network of the other benchmarks."""
+
+    def __init__(self, linear: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layers = [nn.Linear(784, 1000), nn.ReLU(), nn.Linear(1000, 200), nn.ReLU(), nn.Linear(200, 10)]
+        self.model = nn.Sequential(*layers)
+        self.linear = linear
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self.model(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+        if not self.linear:
+            return optimizer
+        scheduler = {"scheduler": LinearLR(optimizer, 0.1, total_iters=100), "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+
+class Silent(Logger):
+    """Takes metrics and drops them."""
+
+    name, version = "silent", "0"
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        pass
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        pass
+
+
+class Turns(Callback):
+    """Lets the Trainer run a few steps whenever it is its turn, and times them."""
+
+    def __init__(self) -> None:
+        self.go, self.done = threading.Semaphore(0), threading.Semaphore(0)
+        self.rounds: list[list[float]] = []
+        self.left = 0
+        self.started = 0.0
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        now = time.process_time()
+        if self.started:
+            self.rounds[-1].append((now - self.started) * 1e6)
+        if self.left == 0:
+            self.started = 0.0
+            self.done.release()
+            self.go.acquire()
+            self.left = STEPS
+            self.rounds.append([])
+        self.left -= 1
+        self.started = time.process_time()
+
+
+class Arm:
+    """A Trainer in a thread, of which one runs at a time."""
+
+    def __init__(self, callbacks: list[Callback], rounds: int, linear: bool = False) -> None:
+        self.turns = Turns()
+        generator = torch.Generator().manual_seed(0)
+        batch = [torch.randn(64, 784, generator=generator), torch.randint(10, (64,), generator=generator)]
+        trainer = pl.Trainer(
+            max_steps=(rounds + WARM_UP) * STEPS,
+            callbacks=[self.turns, *callbacks],
+            logger=Silent(),
+            accelerator="cpu",
+            devices=1,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        batches = DataLoader([batch] * ((rounds + WARM_UP) * STEPS + 1), batch_size=None)
+        self.thread = threading.Thread(target=trainer.fit, args=(Network(linear), batches), daemon=True)
+        self.thread.start()
+        self.wait()
+
+    def take_turn(self) -> None:
+        self.turns.go.release()
+        self.wait()
+
+    def wait(self) -> None:
+        if not self.turns.done.acquire(timeout=60):
+            raise SystemExit("a Trainer does not come back from its turn")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true", help="a few rounds, to see that it runs")
+    rounds = 5 if parser.parse_args().quick else 100
+    arms = {
+        REFERENCE: Arm([], rounds),
+        "LossFeed alone (nobody asks)": Arm([LossFeed()], rounds),
+        "LossWarmup (with its LossFeed)": Arm([LossFeed(), LossWarmup()], rounds),
+        "LossWarmup(ema=0.9, monotone, release_at)": Arm(
+            [LossFeed(), LossWarmup(ema=0.9, monotone=True, release_at=0.99)], rounds
+        ),
+        "SmoothnessProbe(every=50)": Arm([LossFeed(), SmoothnessProbe(until_step=None)], rounds),
+        "torch LinearLR, stepped by Lightning": Arm([], rounds, linear=True),
+        "LearningRateMonitor of Lightning": Arm([LearningRateMonitor("step")], rounds),
+    }
+    order = list(arms.values())
+    for _ in range(rounds + WARM_UP - 1):
+        random.shuffle(order)
+        for arm in order:
+            arm.take_turn()
+
+    def medians(arm: Arm) -> list[float]:
+        return [statistics.median(one) for one in arm.turns.rounds[WARM_UP:-1]]
+
+    reference = medians(arms[REFERENCE])
+    parameters = sum(parameter.numel() for parameter in Network().parameters())
+    print(
+        f"## warmup: a step of {parameters:,} parameters in Lightning, batch 64, {torch.get_num_threads()} "
+        f"thread(s), {len(reference)} rounds of {STEPS} steps\n"
+    )
+    print("| callbacks | step, µs of the processor | ratio |\n|---|---|---|")
+    for label, arm in arms.items():
+        own = medians(arm)
+        ratio = statistics.median(one / other for one, other in zip(own, reference, strict=True))
+        print(f"| {label} | {statistics.median(own):.0f} | {ratio:.3f} |")
+    os._exit(0)  # the threads wait for turns that do not come
+
+
+if __name__ == "__main__":
+    main()
