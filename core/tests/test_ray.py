@@ -114,6 +114,21 @@ def test_each_worker_computes_on_one_thread_and_has_its_turn_like_any_process() 
     assert done[0].measured == {"threads": 1.0, "asked": 1.0, "niceness": float(os.nice(0))}
 
 
+def test_a_ray_of_our_own_listens_on_the_loopback_alone_and_reports_nothing() -> None:
+    run(toy(""))
+    family = psutil.Process().children(recursive=True)
+    addresses = {
+        connection.laddr.ip
+        for process in family
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert addresses
+    assert addresses <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    (raylet,) = [process for process in family if process.name() == "raylet"]
+    assert raylet.environ()["RAY_USAGE_STATS_ENABLED"] == "0"
+
+
 def test_cells_run_in_two_processes_that_stay_for_the_next_claim() -> None:
     first = run(toy("", "", "", ""), "toy_claims.WhoRan")
     shutil.rmtree("results")
@@ -338,23 +353,6 @@ def test_no_process_of_a_ray_of_our_own_outlives_its_parent(number: int, status:
     _, alive = psutil.wait_procs(family, timeout=PATIENCE)
     assert alive == []
     assert "(raylet)" not in output()
-
-
-def test_a_ray_of_our_own_listens_on_the_loopback_alone_and_reports_nothing() -> None:
-    parent = start_parent("sleep", "sleep")
-    family = psutil.Process(parent.pid).children(recursive=True)
-    addresses = {
-        connection.laddr.ip
-        for process in family
-        for connection in process.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN
-    }
-    assert addresses
-    assert addresses <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
-    (raylet,) = [process for process in family if process.name() == "raylet"]
-    assert raylet.environ()["RAY_USAGE_STATS_ENABLED"] == "0"
-    parent.terminate()
-    assert parent.wait(timeout=PATIENCE) == 143
 
 
 def test_after_kill_9_resume_runs_on_ray_what_is_missing_and_nothing_else(

@@ -245,7 +245,7 @@ def _origin(claim: str) -> Origin:
 
 def _started(*, num_cpus: int) -> Any:
     """Start Ray on this machine; it ends with this process, however that ends."""
-    with _environment(_OF_A_CLUSTER_OF_OUR_OWN):
+    with _environment(_OF_A_CLUSTER_OF_OUR_OWN), _loopback_alone():
         return _initialised(
             "Ray cannot be started on this machine",
             address="local",
@@ -255,6 +255,19 @@ def _started(*, num_cpus: int) -> Any:
         )
 
 
+@contextlib.contextmanager
+def _loopback_alone() -> Iterator[None]:
+    """Where Ray was imported before, it does not read any more what the environment says of this."""
+    _imported()
+    constants = vars(importlib.import_module("ray._private.ray_constants"))
+    before = constants.get("ENABLE_RAY_CLUSTER", True)
+    constants["ENABLE_RAY_CLUSTER"] = False
+    try:
+        yield
+    finally:
+        constants["ENABLE_RAY_CLUSTER"] = before
+
+
 def _joined(address: str) -> Any:
     if address != "auto":
         await_greeting(address)
@@ -262,11 +275,7 @@ def _joined(address: str) -> Any:
 
 
 def _initialised(failure: str, **arguments: Any) -> Any:
-    hook = sys.excepthook
-    ray: Any = importlib.import_module("ray")
-    sys.excepthook = (
-        hook  # Ray's own tells the cluster of an error, though it may be that there is none any more
-    )
+    ray = _imported()
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         with _own_handler_of_sigterm():
@@ -275,6 +284,14 @@ def _initialised(failure: str, **arguments: Any) -> Any:
         raise LeydenError(f"{failure}: {_first_sentence(error)}") from error
     # Ray prints to the standard output what is told of dead processes here.
     vars(importlib.import_module("ray._private.worker"))["print_to_stdstream"] = lambda *_, **__: None
+    return ray
+
+
+def _imported() -> Any:
+    """Ray, without its handler of errors, which tells a cluster of them that may be no more."""
+    hook = sys.excepthook
+    ray: Any = importlib.import_module("ray")
+    sys.excepthook = hook
     return ray
 
 
