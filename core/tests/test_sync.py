@@ -165,6 +165,17 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def settled(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """One that holds a plugin, for the tests that must leave it so."""
+    project = Project(tmp_path_factory.mktemp("settled"))
+    project.plugin("one")
+    project.lists(one="plugins/one")
+    project.sync()
+    assert project.installed() == {"leyden-one": "1.0"}
+    return project
+
+
 def test_what_is_listed_is_installed_and_then_there_is_nothing_to_do(project: Project) -> None:
     project.plugin("one")
     project.release("two", "1.5")
@@ -223,12 +234,9 @@ def test_changed_dependencies_are_seen_and_installed(project: Project) -> None:
 
 
 @pytest.mark.parametrize("fault", ["backend", "metadata", "build", "missing", "dependency", "torch"])
-def test_a_plugin_that_cannot_be_had_leaves_everything_as_it_was(fault: str, project: Project) -> None:
-    project.plugin("one")
-    project.lists(one="plugins/one")
-    project.sync()
+def test_a_plugin_that_cannot_be_had_leaves_everything_as_it_was(fault: str, settled: Project) -> None:
+    project = settled
     before = project.installed()
-
     project.plugin("one", "1.1")
     project.plugin("new")
     third = "plugins/third"
