@@ -41,6 +41,19 @@ class Blobs(LightningDataModule):
         return DataLoader(self.parts[2], self.batch_size)
 
 
+class SplitAtOnce(Blobs):
+    """Draws its split when it is made, and writes down which."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        super().setup("fit")
+        with Path("splits").open("a") as file:
+            file.write(f"{torch.initial_seed()} {sorted(self.parts[0].indices)}\n")
+
+    def setup(self, stage: str) -> None:
+        """Nothing is left to do."""
+
+
 class Classifier(LightningModule):
     """A multilayer perceptron; it has no optimizer of its own."""
 

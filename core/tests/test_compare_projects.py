@@ -186,3 +186,12 @@ def test_the_band_of_two_seeds_does_not_dwarf_the_curves() -> None:
     low, high = ax.get_ylim()
     assert 0.2 < low < 0.4
     assert 2.0 < high < 2.2
+
+
+def test_a_split_that_is_drawn_when_the_data_are_made_depends_on_the_seed_and_not_on_the_model() -> None:
+    write_config(data={"class_path": "mine.SplitAtOnce"}, trainer=trained())
+    compare_here("tried.Steady", tune=["model.init_args.width=4,5"], trials=2, seeds=1)
+    widths = {result["cell"]["setting"].get("model.init_args.width") for result in stored()}
+    assert widths >= {4, 5}
+    splits = {tuple(line.split(maxsplit=1)) for line in Path("splits").read_text().splitlines()}
+    assert len(splits) == len({seed for seed, _ in splits}) == 2

@@ -43,15 +43,25 @@ def own_randomness(seed: int | None = None) -> Iterator[None]:
 
 
 class PinnedCLI(LeydenCLI):
-    """Makes callbacks aside: what they draw when they are made changes no initial value of the model."""
+    """Makes callbacks and data aside: what they draw when they are made changes no initial value of a model.
+
+    Nor does what the model draws change data: a split that a data module draws when it is made follows from
+    the seed alone.
+    """
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Let callbacks be made by `_aside`."""
+        """Let callbacks be made by `_aside` and data modules by `_from_seed`."""
         parser.add_instantiator(_aside, Callback)
+        parser.add_instantiator(_from_seed, LightningDataModule)
 
 
 def _aside(kind: Any, *args: Any, **kwargs: Any) -> Any:
     with own_randomness():
+        return kind(*args, **kwargs)
+
+
+def _from_seed(kind: Any, *args: Any, **kwargs: Any) -> Any:
+    with own_randomness(torch.initial_seed()):
         return kind(*args, **kwargs)
 
 
