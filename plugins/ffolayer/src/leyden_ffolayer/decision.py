@@ -161,6 +161,30 @@ class DecisionFocusedModule(LightningModule):
         return [optimizer], [self._make_scheduler(optimizer)]
 
 
+class ChosenFeatures(nn.Module):
+    """A predictor that sees some of the features alone.
+
+    Args:
+        features: places of the features in the last dimension.
+        inner: the predictor.
+
+    Raises:
+        ValueError: if no feature is chosen.
+    """
+
+    def __init__(self, features: list[int], inner: nn.Module) -> None:
+        super().__init__()
+        if not features:
+            raise ValueError("features: expected at least one place, got none")
+        self.features = list(features)
+        self.inner = inner
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The prediction from the chosen features."""
+        prediction: Tensor = self.inner(inputs[..., self.features])
+        return prediction
+
+
 def regret(
     layer: FFOQPLayer, program: BoxProgram, predicted: Float[Tensor, "batch size"],
     costs: Float[Tensor, "batch size"],

@@ -94,4 +94,5 @@ def leyden_components() -> Iterable[Component]:
 @hookimpl
 def leyden_claims() -> Iterable[str]:
     """The experiments, negative results included."""
-    return ()
+    names = ("Gradients", "Rate", "LearnConstraints", "Decisions", "Triage")
+    return tuple(f"leyden_ffolayer.claims.{name}" for name in names)

@@ -127,8 +127,10 @@ class FFOQPLayer(nn.Module):
         for argument in given[1:]:
             dtype = torch.promote_types(dtype, argument.dtype)
         with torch.autocast(q.device.type, enabled=False):
+            # Within a Function one cannot know whether gradients are switched off.
+            for_gradients = torch.is_grad_enabled() and any(argument.requires_grad for argument in arguments)
             doubles = [argument.to("cpu", torch.float64) for argument in arguments]
-            outputs: tuple[Tensor, ...] = _SolveQP.apply(self, batch, *doubles)  # type: ignore[no-untyped-call]
+            outputs: tuple[Tensor, ...] = _SolveQP.apply(self, batch, for_gradients, *doubles)  # type: ignore[no-untyped-call]
         outputs = tuple(output.to(q.device, dtype) for output in outputs)
         if batch is None:
             outputs = tuple(output.squeeze(0) for output in outputs)
@@ -189,7 +191,9 @@ class _SolveQP(torch.autograd.Function):
     """Primal and dual solution of a batch of programs, in float64."""
 
     @staticmethod
-    def forward(ctx: Any, layer: FFOQPLayer, batch: int | None, *arguments: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, layer: FFOQPLayer, batch: int | None, for_gradients: bool, *arguments: Tensor
+    ) -> tuple[Tensor, ...]:
         count = 1 if batch is None else batch
         shared = tuple(
             name
@@ -205,9 +209,8 @@ class _SolveQP(torch.autograd.Function):
                 0.5 * (Q + Q.mT), q.expand(count, -1), G, h.expand(count, -1), A, b.expand(count, -1)
             )
             _check_finite(program)
-            wanted = any(ctx.needs_input_grad)
-            solution = layer._solve(program, wanted)
-            if wanted:
+            solution = layer._solve(program, for_gradients)
+            if for_gradients:
                 scaled = scale_rows(program)
                 lengths = (scaled.inequality_lengths, scaled.equality_lengths)
                 ctx.kept = _Kept(solution, lengths, layer.report, shared)
@@ -216,10 +219,10 @@ class _SolveQP(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, c: Tensor, c_lam: Tensor, c_nu: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = [name for name, needed in zip(_NAMES, ctx.needs_input_grad[2:], strict=True) if needed]
+        wanted = [name for name, needed in zip(_NAMES, ctx.needs_input_grad[3:], strict=True) if needed]
         kept: _Kept | None = ctx.kept
         if kept is None:
-            return (None, None, *(None for _ in _NAMES))
+            return (None, None, None, *(None for _ in _NAMES))
         with kept.report.timed("backward_ms"):
             solution = kept.solution
             lost = [failure.sample for failure in solution.failures]
@@ -231,7 +234,7 @@ class _SolveQP(torch.autograd.Function):
             else:
                 along = direction(solution, kept.lengths, *losses)
                 found = gradients(solution, along, wanted, kept.shared)._asdict()
-        return (None, None, *(found[name] for name in _NAMES))
+        return (None, None, None, *(found[name] for name in _NAMES))
 
 
 def _complete(*arguments: Tensor | None) -> tuple[Tensor, ...]:

@@ -242,7 +242,7 @@ class _Keeper:
             fine = torch.isfinite(self.state.y[places]).all(dim=1)
             if bool(fine.any()):
                 self.polish(places[fine])
-        rough = self.state.residual <= _ROUGH
+        rough = self.state.residual <= max(_ROUGH, 100 * tolerance)
         for sample in list(failures):
             if self.settled[sample] or (sample in stopped and rough[sample]):
                 del failures[sample]
@@ -307,7 +307,7 @@ class _Keeper:
         state.slack[sample] = torch.from_numpy(np.maximum(found.slack[equalities:], 0))
         place = torch.tensor([sample])
         state.residual[sample] = _Residuals(one, state.take(place)).relative[0]
-        if found.outcome == "stopped" or float(state.residual[sample]) > _ROUGH:
+        if found.outcome == "stopped" or float(state.residual[sample]) > max(_ROUGH, 100 * tolerance):
             residual = float(state.residual[sample])
             return Failure(sample, f"stopped: {found.status}", found.iterations, residual)
         return None

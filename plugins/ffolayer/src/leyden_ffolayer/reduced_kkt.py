@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -18,8 +19,32 @@ from torch import Tensor
 SMALLEST_PIVOT = 1e-11
 """A Schur complement whose squared pivots fall below this share of the largest is not trusted."""
 
-RANK_TOLERANCE = 1e-13
-"""Eigenvalues of the whole matrix below this share of the largest count as zero."""
+RANK_TOLERANCE = 1e-12
+"""Singular values below this share of the largest count as zero."""
+
+
+class NullSpace(NamedTuple):
+    """One sample's factors by the null-space method, which stands rows that nearly depend on each other.
+
+    Attributes:
+        H: the sample's H.
+        pseudo: the pseudo-inverse of B, of shape (variables, rows).
+        free: an orthonormal basis of the directions that no row sees.
+        reduced: the inverse, or pseudo-inverse, of H on them.
+        dependent: whether the rows depend on each other.
+    """
+
+    H: Tensor
+    pseudo: Tensor
+    free: Tensor
+    reduced: Tensor
+    dependent: bool
+
+    def solve(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        """Solve for u and the w of least norm."""
+        fixed = self.pseudo @ second
+        u = fixed + self.free @ (self.reduced @ (self.free.T @ (first - self.H @ fixed)))
+        return u, self.pseudo.T @ (first - self.H @ u)
 
 
 @dataclass(frozen=True)
@@ -34,8 +59,7 @@ class ReducedKKT:
         half: the solution of ``root @ half = Bᵀ``; None likewise.
         schur: the Cholesky factor of ``B H⁻¹ Bᵀ``, with ones where padded; None likewise.
         lu: factors and pivots of the whole matrix, where H is not positive definite.
-        dependent: for samples whose rows depend on each other, eigenvectors and inverted eigenvalues of
-            the whole matrix, the smallest left out: its pseudo-inverse.
+        hard: for samples whose rows depend on each other, wholly or nearly, factors that square nothing.
     """
 
     hessian: Tensor
@@ -45,7 +69,12 @@ class ReducedKKT:
     half: Tensor | None = None
     schur: Tensor | None = None
     lu: tuple[Tensor, Tensor] | None = None
-    dependent: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    hard: Mapping[int, NullSpace] = field(default_factory=dict)
+
+    @property
+    def dependent(self) -> bool:
+        """Whether the rows of a sample depend on each other."""
+        return any(factors.dependent for factors in self.hard.values())
 
     def solve(
         self, first: Float[Tensor, "batch variables"], second: Float[Tensor, "batch rows"]
@@ -84,7 +113,7 @@ class ReducedKKT:
             pick(self.half),
             pick(self.schur),
             None if self.lu is None else (self.lu[0][samples], self.lu[1][samples]),
-            {places[place]: parts for place, parts in self.dependent.items() if place in places},
+            {places[place]: parts for place, parts in self.hard.items() if place in places},
         )
 
     def _solve_once(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,15 +129,13 @@ class ReducedKKT:
             right = apply(self.half.mT, scaled) - second
             w = torch.cholesky_solve(right.unsqueeze(-1), self.schur).squeeze(-1)
             u = lower_solve(self.root, scaled - apply(self.half, w), transposed=True)
-        if self.dependent:
+        if self.hard:
             u, w = u.clone(), w.clone()
-        for sample, (vectors, inverted) in self.dependent.items():
+        for sample, factors in self.hard.items():
             kept = self.kept[sample]
-            given = torch.cat([first[sample], second[sample][kept]])
-            found = vectors @ (inverted * (vectors.T @ given))
-            u[sample] = found[: first.shape[1]]
+            u[sample], own = factors.solve(first[sample], second[sample][kept])
             w[sample] = 0
-            w[sample, kept] = found[first.shape[1] :]
+            w[sample, kept] = own
         return u, w
 
 
@@ -125,8 +152,8 @@ def factorise(
         root: the Cholesky factor of H, where it is known.
 
     Returns:
-        The factors. A sample whose rows depend on each other, wholly or nearly, gets the eigenvectors of
-        its whole matrix instead.
+        The factors. A sample whose rows depend on each other, wholly or nearly, gets the factors of the
+        null-space method instead.
 
     >>> kkt = factorise(2 * torch.eye(2), torch.tensor([[[1.0, 1.0]]]), torch.tensor([[True]]))
     >>> u, w = kkt.solve(torch.zeros(1, 2), torch.ones(1, 1))
@@ -151,10 +178,10 @@ def factorise(
     pivots = schur.diagonal(dim1=1, dim2=2).square()
     largest = product.diagonal(dim1=1, dim2=2)
     suspect = (failed > 0) | (pivots < SMALLEST_PIVOT * largest).any(dim=1)
-    dependent = _by_eigenvectors(hessian, rows, kept, suspect)
-    if dependent:  # what failed may hold NaN
+    hard = _by_null_space(hessian, rows, kept, suspect)
+    if hard:  # what failed may hold NaN
         schur = torch.where(suspect[:, None, None], torch.eye(schur.shape[-1], dtype=schur.dtype), schur)
-    return ReducedKKT(hessian, rows, kept, root, half, schur, dependent=dependent)
+    return ReducedKKT(hessian, rows, kept, root, half, schur, hard=hard)
 
 
 def apply(matrix: Tensor, vectors: Float[Tensor, "batch columns"]) -> Float[Tensor, "batch rows"]:
@@ -192,26 +219,23 @@ def _by_lu(hessian: Tensor, rows: Tensor, kept: Tensor) -> ReducedKKT:
     factors, pivots, failed = torch.linalg.lu_factor_ex(whole)
     diagonal = factors.diagonal(dim1=1, dim2=2).abs()
     suspect = (failed > 0) | (diagonal.amin(dim=1) < SMALLEST_PIVOT * diagonal.amax(dim=1))
-    dependent = _by_eigenvectors(hessian, rows, kept, suspect)
-    if dependent:
+    hard = _by_null_space(hessian, rows, kept, suspect)
+    if hard:
         identity = torch.eye(size + count, dtype=rows.dtype)
         factors = torch.where(suspect[:, None, None], identity, factors)
-    return ReducedKKT(hessian, rows, kept, lu=(factors, pivots), dependent=dependent)
+    return ReducedKKT(hessian, rows, kept, lu=(factors, pivots), hard=hard)
 
 
-def _by_eigenvectors(
-    hessian: Tensor, rows: Tensor, kept: Tensor, suspect: Tensor
-) -> dict[int, tuple[Tensor, Tensor]]:
-    """The pseudo-inverses of the suspect samples' matrices."""
+def _by_null_space(hessian: Tensor, rows: Tensor, kept: Tensor, suspect: Tensor) -> dict[int, NullSpace]:
+    """The null-space factors of the suspect samples."""
     found = {}
-    size = rows.shape[2]
     for sample in suspect.nonzero().flatten().tolist():
         own = rows[sample, kept[sample]]
-        whole = rows.new_zeros(size + len(own), size + len(own))
-        whole[:size, :size] = hessian if hessian.dim() == 2 else hessian[sample]
-        whole[size:, :size] = own
-        whole[:size, size:] = own.T
-        values, vectors = torch.linalg.eigh(whole)
-        regular = values.abs() > RANK_TOLERANCE * values.abs().max()
-        found[sample] = (vectors, torch.where(regular, 1 / values, 0.0))
+        H = hessian if hessian.dim() == 2 else hessian[sample]
+        left, values, right = torch.linalg.svd(own, full_matrices=True)
+        rank = int((values > RANK_TOLERANCE * values.amax()).sum()) if len(values) else 0
+        free = right[rank:].T
+        reduced = torch.linalg.pinv(free.T @ H @ free, hermitian=True, rtol=RANK_TOLERANCE)
+        pseudo = (right[:rank].T / values[:rank]) @ left[:, :rank].T
+        found[sample] = NullSpace(H, pseudo, free, reduced, rank < len(own))
     return found
