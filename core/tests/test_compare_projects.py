@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -12,14 +13,18 @@ import pytest
 import yaml
 from compare_testbed import compare_here, install_tried, project_in, report, stored, write_config
 from leyden.claims import Arm, Cell, CellResult, Table
+from leyden.comparison.arms import Contender
 from leyden.comparison.document import ArmFile
 from leyden.comparison.fits import Fits
+from leyden.comparison.outcome import Question, claim_of
 from leyden.configuration import load_config, merged
 from leyden.errors import LeydenError, UsageError
 from leyden.figures import series_figure
 from leyden.lightning import fit_config
+from leyden.report import Report, to_terminal
 from leyden.spool import open_run
 from leyden.tracking import use_run
+from rich.console import Console
 
 
 @pytest.fixture(autouse=True)
@@ -195,3 +200,15 @@ def test_a_split_that_is_drawn_when_the_data_are_made_depends_on_the_seed_and_no
     assert widths >= {4, 5}
     splits = {tuple(line.split(maxsplit=1)) for line in Path("splits").read_text().splitlines()}
     assert len(splits) == len({seed for seed, _ in splits}) == 2
+
+
+def test_a_narrow_terminal_cuts_no_word_off() -> None:
+    cells = [Cell(method=name, seed=seed, scale="") for name in ("A", "B") for seed in (0, 1)]
+    table = Table([CellResult(cell=cell, status="done", measured={"test_loss": 1.0}) for cell in cells])
+    arms = [Contender(name=name, document={}, place="") for name in ("baseline", "A", "B")]
+    claim = claim_of(Question(name="q", arms=arms, validation="val_loss", test="test_loss", mode="min"))
+    output = io.StringIO()
+    shown = Report(claim=claim, table=table, verdicts=[], plugin="compare", scale="")
+    to_terminal(Console(file=output, width=24), shown)
+    assert "…" not in output.getvalue()
+    assert max(map(len, output.getvalue().splitlines())) <= 24

@@ -180,9 +180,9 @@ def to_terminal(console: Console, report: Report) -> None:
     console.print(text(" · ".join([report.name, *_facts(report)]), "dim"))
     summary = summary_table(report.claim, report.table, report.chosen)
     grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    grid.add_column(summary.headings[0])
+    grid.add_column(summary.headings[0], overflow="fold")
     for heading in summary.headings[2:]:
-        grid.add_column(text(heading.replace(" [95 %]", "\n[95 %]")), justify="right")
+        grid.add_column(text(heading.replace(" [95 %]", "\n[95 %]")), justify="right", overflow="fold")
     for cells, remarks in zip(summary.rows, summary.remarks, strict=True):
         lines = [text(cells[0]), text(cells[1], "dim"), *(text(remark, "yellow") for remark in remarks)]
         name = Text("\n").join(line for line in lines if line)

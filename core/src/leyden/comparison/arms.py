@@ -289,7 +289,7 @@ def _contender(name: str, attempt: _Try, base: Contender) -> Contender:
     if component.kind == "optimizer" and not declared and "lr" not in fixed:
         arm = _with_rate(arm, "optimizer", lead=f"{component.name} declares nothing to tune") or arm
     if not arm.space:
-        arm = replace(arm, notes=(*arm.notes, f"{name} runs as it is: it declares nothing to tune."))
+        arm = replace(arm, notes=(*arm.notes, f"{name} runs as it is: there is nothing to tune."))
     return arm
 
 
