@@ -15,7 +15,7 @@ PACKAGES := core callbacks datamodules $(sort $(wildcard plugins/*))
 METADATA := $(addsuffix /pyproject.toml,$(PACKAGES))
 PEERED := $(patsubst %/pyproject.toml,%,$(shell grep -l '^peers = ' $(METADATA)))
 SOURCES := $(addsuffix /src,$(PACKAGES))
-TESTS := $(if $(PLUGIN),plugins/$(PLUGIN)/tests,$(addsuffix /tests,$(PACKAGES)) tests)
+TESTS := $(if $(PLUGIN),plugins/$(PLUGIN)/tests,tests $(addsuffix /tests,$(PACKAGES)))
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .PHONY: demo test lint bench docs wheels clean
@@ -23,9 +23,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 demo: .venv/ready
 	$(BIN)/leyden reproduce sps_safe/digits
 
+# Long files go first, in the order of TESTS, so that no worker is left with one at the end.
 test: lint
 	sh tests/system-packages.sh
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --durations 15 $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		--durations 15 $(TESTS)
 
 lint: .venv/ready-to-test
 	$(BIN)/ruff check .

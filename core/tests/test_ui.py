@@ -291,7 +291,8 @@ def served(work: Path) -> Iterator[Served]:
     assert subprocess.run(program, cwd=work, env=environment(work)).returncode == -signal.SIGKILL
     page = Served(work)
     yield page
-    page.end(signal.SIGINT)
+    status, told = page.end(signal.SIGINT)
+    assert (status, told.splitlines()[-1:]) == (130, ["leyden: interrupted"]), told
 
 
 @pytest.fixture(scope="module")
@@ -413,12 +414,12 @@ def test_a_server_is_told_and_opened_in_the_browser(served: Served, work: Path, 
 @pytest.mark.parametrize(
     ("number", "status", "line"),
     [
-        (signal.SIGINT, 130, "leyden: interrupted\n"),
         (signal.SIGTERM, 143, "leyden: terminated\n"),
         (signal.SIGKILL, -signal.SIGKILL, ""),
     ],
 )
 def test_the_server_ends_with_the_command(work: Path, number: int, status: int, line: str) -> None:
+    """What Ctrl-C does is asserted where the page of the other tests ends."""
     page = Served(work)
     assert page.end(number) == (status, line)
 
