@@ -20,11 +20,12 @@ Array = NDArray[np.float64]
 INFINITY = float("inf")
 
 
-def hull_l2(sample: Sample) -> Array | None:
+def hull_l2(sample: Sample, point: Array) -> Array | None:
     """The point of the convex hull of all scenarios that is nearest in the squared Euclidean norm.
 
     Args:
-        sample: the sample; its weights are ignored.
+        sample: the rules; its weights are ignored.
+        point: what is projected, shape ``(outputs,)``.
 
     Returns:
         Shape ``(outputs,)``; None where every scenario is empty.
@@ -54,7 +55,7 @@ def hull_l2(sample: Sample) -> Array | None:
         low[row : row + len(chosen)] = np.where(layout.equality[chosen], 0.0, -INFINITY)
         row += len(chosen)
     cost, square = np.zeros(columns), np.zeros(columns)
-    cost[:n], square[:n] = -2 * sample.point, 2.0
+    cost[:n], square[:n] = -2 * point, 2.0
     lower = np.full(columns, -INFINITY)
     lower[2 * n :: n + 1] = 0.0
     found = minimize(

@@ -5,6 +5,8 @@ Every tuned method gets the same number of settings, is tuned on validation data
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from leyden_milp_layer.projection import DisjunctiveProjection
+    from leyden_milp_layer.training import Split
 
 _RATES = (1e-3, 3e-3, 1e-2)
 _RHOS = (0.1, 1.0, 10.0)
@@ -505,9 +508,10 @@ def _mean(table: Table, selection: Selection, metric: str, worst: float = float(
 
 def _exact(problems: Sequence[Any]) -> Measured:
     from leyden_milp_layer.certificate import certify
+    from leyden_milp_layer.lifted import chain, samples_of
     from leyden_milp_layer.projection import DisjunctiveProjection
 
-    milp = lifted = violated = chain = 0.0
+    milp = lifted = violated = descent = 0.0
     held = 0
     for rules, point in problems:
         layer = DisjunctiveProjection(rules)
@@ -521,19 +525,17 @@ def _exact(problems: Sequence[Any]) -> Measured:
             other(point)
             gap = abs(_distance(other) - distance)
             milp, lifted = (max(milp, gap), lifted) if strategy == "milp" else (milp, max(lifted, gap))
-        before = 0.0
-        for count in range(len(rules.rules) + 1):
-            relaxed = DisjunctiveProjection(rules, relaxation="pdnf", num_dnf_rules=count)
-            relaxed(point)
-            chain = max(chain, before - _distance(relaxed))
-            before = _distance(relaxed)
-        chain = max(chain, abs(before - distance))
+        (sample,) = samples_of(rules, point)
+        outside = float((point.numpy() - sample.point).__abs__().sum())
+        values = [one.distance + outside for one in chain(sample)]
+        decrease = max((before - after for before, after in itertools.pairwise(values)), default=0.0)
+        descent = max(descent, decrease, abs(values[-1] - distance))
     return {
         "csat": held / len(problems),
         "milp_slack": 1e-7 - milp,
         "lifted_slack": 1e-7 - lifted,
         "satisfied_slack": 1e-6 - violated,
-        "chain_slack": 1e-8 - chain,
+        "chain_slack": 1e-8 - descent,
     }
 
 
@@ -556,15 +558,11 @@ def _released(problems: Sequence[Any]) -> Measured:
 
     from leyden_milp_layer.baselines import hull_l2
     from leyden_milp_layer.certificate import certify
-    from leyden_milp_layer.lifted import Sample
+    from leyden_milp_layer.lifted import samples_of
 
     held = 0
     for rules, point in problems:
-        bank = rules.at(None, 1)
-        active = list(range(len(rules.rules)))
-        weights = torch.ones(rules.n, dtype=torch.float64).numpy()
-        sample = Sample(rules.layout, bank.A[0].numpy(), bank.b[0].numpy(), active, point[0].numpy(), weights)
-        found = hull_l2(sample)
+        found = hull_l2(samples_of(rules, point)[0], point[0].numpy())
         # HiGHS' quadratic solver is accurate to 1e-6; a violation by that is not counted
         held += found is not None and certify(rules, torch.from_numpy(found)[None], tol=1e-4).holds
     return {"csat": held / len(problems)}
@@ -577,37 +575,20 @@ def _distance(layer: DisjunctiveProjection) -> float:
 
 def _cooling(cell: Cell) -> Measured:
     import torch
-    from leyden.tasks import mlp
 
     from leyden_milp_layer.certificate import certify
-    from leyden_milp_layer.cooling import cooling_rules, cooling_samples
-    from leyden_milp_layer.data import cooling_inputs
+    from leyden_milp_layer.cooling import cooling_rules
     from leyden_milp_layer.evaluation import RulePenaltyLoss
     from leyden_milp_layer.projection import DisjunctiveProjection
-    from leyden_milp_layer.training import Split, fine_tune, predict, train_base
+    from leyden_milp_layer.training import fine_tune, predict
 
     rules = cooling_rules()
     sizes = {name: int(cell.options[name]) for name in ("train", "test", "steps", "epochs")}  # type: ignore[arg-type]
-
-    def split(count: int, domain: Any, place: int) -> Split:
-        features, targets = cooling_samples(count, domain, 1000 * cell.seed + place, rules=rules)
-        return Split(cooling_inputs(features).float(), features.float(), targets.float())
-
-    train, val = split(sizes["train"], "iid", 0), split(sizes["test"], "iid", 1)
-    tests = {"iid": split(sizes["test"], "iid", 2), "ood": split(sizes["test"], "ood", 3)}
+    train, val, tests = _cooling_data(cell.seed, sizes["train"], sizes["test"])
     loss = torch.nn.functional.mse_loss
-    torch.manual_seed(cell.seed)
-    scratch = cell.method == "penalty, from scratch"
     rho = float(cell.setting.get("rho", 0.0))  # type: ignore[arg-type]
-    network = train_base(
-        mlp([6, 32, 32, 4]),
-        train,
-        loss,
-        optimizer=torch.optim.Adam,
-        lr=1e-2,
-        steps=sizes["steps"],
-        penalty=RulePenaltyLoss(rules, rho) if scratch else None,
-    )
+    scratch = cell.method == "penalty, from scratch"
+    network = _cooling_base(cell.seed, sizes["train"], sizes["test"], sizes["steps"], rho if scratch else 0.0)
     relaxation: Any = {"CNF": "cnf", "pDNF(2)": "pdnf"}.get(cell.method, "dnf")
     layer: DisjunctiveProjection | None = None
     if cell.method.startswith(("DNF", "CNF", "pDNF", "MILP")):
@@ -646,43 +627,86 @@ def _cooling(cell: Cell) -> Measured:
     return measured
 
 
+@functools.lru_cache(maxsize=2)
+def _cooling_data(seed: int, train: int, test: int) -> tuple[Split, Split, dict[str, Split]]:
+    """Training, validation and test rows of a seed, which the methods share."""
+    from leyden_milp_layer.cooling import cooling_rules, cooling_samples
+    from leyden_milp_layer.data import cooling_inputs
+    from leyden_milp_layer.training import Split
+
+    rules = cooling_rules()
+
+    def split(count: int, domain: Any, place: int) -> Split:
+        features, targets = cooling_samples(count, domain, 1000 * seed + place, rules=rules)
+        return Split(cooling_inputs(features).float(), features.float(), targets.float())
+
+    tests = {"iid": split(test, "iid", 2), "ood": split(test, "ood", 3)}
+    return split(train, "iid", 0), split(test, "iid", 1), tests
+
+
+@functools.lru_cache(maxsize=4)
+def _cooling_base(seed: int, train: int, test: int, steps: int, rho: float) -> Any:
+    """The base network of a seed, with a penalty where ``rho`` is above 0; fine-tuning copies it."""
+    import torch
+    from leyden.tasks import mlp
+
+    from leyden_milp_layer.cooling import cooling_rules
+    from leyden_milp_layer.evaluation import RulePenaltyLoss
+    from leyden_milp_layer.training import train_base
+
+    torch.manual_seed(seed)
+    return train_base(
+        mlp([6, 32, 32, 4]),
+        _cooling_data(seed, train, test)[0],
+        torch.nn.functional.mse_loss,
+        optimizer=torch.optim.Adam,
+        lr=1e-2,
+        steps=steps,
+        penalty=RulePenaltyLoss(cooling_rules(), rho) if rho else None,
+    )
+
+
 def _expansion(count: int, seed: int) -> Measured:
     import numpy as np
     import torch
 
     from leyden_milp_layer.certificate import certify
     from leyden_milp_layer.cooling import cooling_rules, cooling_samples
-    from leyden_milp_layer.projection import DisjunctiveProjection
+    from leyden_milp_layer.lifted import chain, samples_of
 
     rules = cooling_rules()
     features, targets = cooling_samples(count, "ood", 500 + seed, rules=rules)
     noise = np.random.default_rng(seed).normal(0, 0.15, targets.shape)
     raw = targets + torch.from_numpy(noise)
     total = len(rules.rules)
-    rates, distances, errors = [], [], []
-    sizes = []
-    for expanded in range(total + 1):
-        layer = DisjunctiveProjection(rules, relaxation="pdnf", num_dnf_rules=expanded)
-        outputs = layer(raw, features)
-        assert layer.last_info is not None
-        rates.append(certify(rules, outputs, features).csat)
-        distances.append(layer.last_info.distance)
-        errors.append(float((outputs - targets).square().mean()))
-        sizes.append(float(layer.last_info.variables.double().mean()))
-    steps = torch.stack(distances)
+    outputs = torch.empty(total + 1, *raw.shape, dtype=torch.float64)
+    distances = torch.empty(total + 1, count, dtype=torch.float64)
+    sizes = torch.empty(total + 1, count, dtype=torch.float64)
+    for sample, one in enumerate(samples_of(rules, raw, features)):
+        found = None
+        for expanded, found in enumerate(chain(one)):
+            outputs[expanded, sample] = torch.from_numpy(found.point)
+            distances[expanded, sample], sizes[expanded, sample] = found.distance, found.variables
+        assert found is not None
+        rest = len(found.order) + 1  # with all its rules expanded, a sample stays as it is
+        outputs[rest:, sample] = outputs[rest - 1, sample]
+        distances[rest:, sample], sizes[rest:, sample] = found.distance, found.variables
+    rates = [certify(rules, one, features).csat for one in outputs]
+    errors = [float((one - targets).square().mean()) for one in outputs]
+    chain_slack = 1e-8 + float((distances[1:] - distances[:-1]).min())
     return {
         "csat_none": rates[0],
         "csat_three": rates[3],
         "csat_all": rates[-1],
         "mse_none": errors[0],
         "mse_all": errors[-1],
-        "chain_slack": 1e-8 + float((steps[1:] - steps[:-1]).min()),
+        "chain_slack": chain_slack,
         "csat_slack": rates[-1] - 1.0,
         "counts": [float(place) for place in range(total + 1)],
         "csat_by_count": rates,
         "mse_by_count": errors,
-        "distance_by_count": steps.mean(dim=1).tolist(),
-        "variables_by_count": sizes,
+        "distance_by_count": distances.mean(dim=1).tolist(),
+        "variables_by_count": sizes.mean(dim=1).tolist(),
     }
 
 

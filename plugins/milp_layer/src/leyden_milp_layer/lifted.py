@@ -8,17 +8,19 @@ their distances are put inside every disjunct before it is convexified, which is
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 from numpy.typing import NDArray
 from scipy.sparse import coo_array, csc_array
+from torch import Tensor
 
 from leyden_milp_layer.highs import Program, minimize
 from leyden_milp_layer.pivoting import EMPTY, nearest_points
-from leyden_milp_layer.rules import Layout
+from leyden_milp_layer.rules import Layout, RuleSet
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -85,6 +87,37 @@ class Sample:
     weights: Array
 
 
+def samples_of(
+    rules: RuleSet,
+    points: Float[Tensor, "batch outputs"],
+    features: Float[Tensor, "batch features"] | None = None,
+) -> list[Sample]:
+    """The samples of a batch, with weights of 1.
+
+    Args:
+        rules: the rules.
+        points: what is projected; it is clipped to the bounds, which changes every distance alike.
+        features: for rules that depend on them.
+
+    Returns:
+        A sample for each row.
+    """
+    bank = rules.at(features, len(points))
+    A, b = bank.A.detach().numpy(), bank.b.detach().numpy()
+    clipped = np.clip(points.detach().double().numpy(), rules.lower, rules.upper)
+    return [
+        Sample(
+            rules.layout,
+            A[place % len(A)],
+            b[place % len(b)],
+            [int(rule) for rule in np.flatnonzero(bank.active[place].numpy())],
+            clipped[place],
+            np.ones(rules.n),
+        )
+        for place in range(len(points))
+    ]
+
+
 def relax(sample: Sample, count: int, order: Sequence[int] | None = None) -> Relaxed | None:
     """The relaxation in which some rules are expanded into scenarios and the others keep a hull each.
 
@@ -104,12 +137,29 @@ def relax(sample: Sample, count: int, order: Sequence[int] | None = None) -> Rel
         return solve(sample, wanted[:count])
     if count == len(sample.rules):
         return solve(sample, sample.rules)
+    found = None
+    for found in itertools.islice(chain(sample), count + 1):  # noqa: B007 - the last one is wanted
+        pass
+    return found if found is not None and len(found.order) == count else None
+
+
+def chain(sample: Sample) -> Iterator[Relaxed]:
+    """The relaxations from CNF to DNF, one rule more expanded in each.
+
+    Args:
+        sample: the sample.
+
+    Yields:
+        The optimum of each, as long as the relaxation is not empty.
+    """
     expanded: list[int] = []
     found = solve(sample, expanded)
-    while found is not None and len(expanded) < count:
+    while found is not None:
+        yield found
+        if len(expanded) == len(sample.rules):
+            return
         expanded.append(_next_rule(sample, expanded, found.point))
         found = solve(sample, expanded)
-    return found
 
 
 def solve(sample: Sample, expanded: Sequence[int]) -> Relaxed | None:

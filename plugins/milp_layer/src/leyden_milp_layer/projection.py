@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -254,7 +254,11 @@ class DisjunctiveProjection(nn.Module):
         bank = self.rules.at(x, batch)
         point = y_hat.to("cpu", torch.float64)
         problem = Problem(
-            bank.A.detach().numpy(), bank.b.detach().numpy(), bank.active.numpy(), point.detach().numpy()
+            bank.A.detach().numpy(),
+            bank.b.detach().numpy(),
+            bank.active.numpy(),
+            point.detach().numpy(),
+            self.rules.varies,
         )
         relaxed = self.relaxation != "dnf"
         output, info = self._relax(point, bank, problem) if relaxed else self._project(point, bank, problem)
@@ -294,7 +298,9 @@ class DisjunctiveProjection(nn.Module):
         active = bank.active.numpy().copy()
         active[:, rule] = False
         points = y_hat.to("cpu", torch.float64).numpy()
-        outcome = self._solve(Problem(bank.A.detach().numpy(), bank.b.detach().numpy(), active, points))
+        outcome = self._solve(
+            Problem(bank.A.detach().numpy(), bank.b.detach().numpy(), active, points, self.rules.varies)
+        )
         return torch.from_numpy(outcome.points).to(y_hat.device, y_hat.dtype)
 
     def extra_repr(self) -> str:
@@ -306,11 +312,9 @@ class DisjunctiveProjection(nn.Module):
         """The exact projection, and its gradient."""
         outcome = self._solve(problem)
         contradictory = outcome.status == CONTRADICTION
-        names = np.array(["inside", "projected", "identity"])[np.minimum(outcome.status, 2)]
+        names = np.array(["inside", "projected", self.on_infeasible])[np.minimum(outcome.status, 2)]
         if contradictory.any():
             outcome = self._contradictory(problem, outcome, contradictory)
-            if self.on_infeasible == "global_only":
-                names[contradictory] = "global_only"
         value = torch.from_numpy(outcome.points)
         info = _info(names.tolist(), outcome)
         if not _wants_gradient(point, bank):
@@ -438,7 +442,7 @@ class DisjunctiveProjection(nn.Module):
         self, output: Tensor, bank: RowBank, problem: Problem, info: dict[str, Any]
     ) -> tuple[Tensor, dict[str, Any]]:
         """Project what the relaxation left violated; the rest is inside and keeps its bits."""
-        again = Problem(problem.A, problem.b, problem.active, output.detach().numpy())
+        again = replace(problem, points=output.detach().numpy())
         repaired, told = self._project(output, bank, again)
         moved = np.abs(repaired.detach().numpy() - problem.points) @ self.weights
         told["distance"] = torch.from_numpy(moved)
@@ -547,7 +551,11 @@ class DisjunctiveProjection(nn.Module):
             return unprojected
         A, b = problem.rows_of(sample)
         alone = Problem(
-            A[None], b[None], np.zeros((1, problem.active.shape[1]), dtype=bool), problem.points[[sample]]
+            A[None],
+            b[None],
+            np.zeros((1, problem.active.shape[1]), dtype=bool),
+            problem.points[[sample]],
+            self.rules.varies,
         )
         outcome = self._enumeration.project(alone)
         if outcome.status[0] == CONTRADICTION:

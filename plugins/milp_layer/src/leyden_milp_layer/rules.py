@@ -208,6 +208,8 @@ class RuleSet:
         if self.features.names and self._needs and features.shape[1] != len(self.features.names):
             expected = (batch, len(self.features.names))
             raise ValueError(f"x: expected shape {expected}, got {tuple(features.shape)}")
+        # Conditions in the features' own type: a threshold is then rounded as the numbers beside it are.
+        own = features.detach().to("cpu", None if features.is_floating_point() else torch.float64)
         features = features.to("cpu", torch.float64)
         A, b = self._A[None], self._b[None]
         for matrix, fills in ((True, self._matrix_fills), (False, self._side_fills)):
@@ -218,7 +220,7 @@ class RuleSet:
                 if check:
                     self._check_finite(whole.detach())
                 A, b = (whole, b) if matrix else (A, whole)
-        return RowBank(A, b, self.active(features))
+        return RowBank(A, b, self.active(own))
 
     def active(self, features: Float[Tensor, "batch features"]) -> Bool[Tensor, "batch rules"]:
         """Which rules apply to each sample.
@@ -240,6 +242,11 @@ class RuleSet:
         return (
             torch.stack(columns, dim=1) if columns else torch.zeros(len(features), 0, dtype=torch.bool)
         ).detach()
+
+    @property
+    def varies(self) -> tuple[bool, bool]:
+        """Whether the matrix and the sides may differ from sample to sample or from call to call."""
+        return bool(self._matrix_fills), bool(self._side_fills)
 
     def fingerprint(self) -> str:
         """The sha256 of the rules: rows, conditions, names, and the code of callables."""

@@ -46,22 +46,24 @@ class Problem:
         b: shape ``(batch or 1, rows)``.
         active: shape ``(batch, rules)``.
         points: what is projected, shape ``(batch, outputs)``.
+        varies: whether A and b differ from sample to sample.
     """
 
     A: Array
     b: Array
     active: Mask
     points: Array
+    varies: tuple[bool, bool]
 
     def rows_of(self, sample: int) -> tuple[Array, Array]:
         """The rows of one sample."""
         return self.A[sample % len(self.A)], self.b[sample % len(self.b)]
 
-    def key(self, sample: int) -> tuple[bytes, bytes, bytes]:
+    def key(self, sample: int) -> tuple[bytes, ...]:
         """What the scenarios of a sample depend on."""
-        A = self.A[sample].tobytes() if len(self.A) > 1 else b""
-        b = self.b[sample].tobytes() if len(self.b) > 1 else b""
-        return self.active[sample].tobytes(), A, b
+        A, b = self.rows_of(sample)
+        parts = (one.tobytes() if varies else b"" for one, varies in zip((A, b), self.varies, strict=True))
+        return (self.active[sample].tobytes(), *parts)
 
 
 @dataclass(frozen=True)
@@ -220,7 +222,10 @@ class Enumeration:
             A, b = problem.rows_of(sample)
             rows = rows[rows < self.layout.rows]
             found = WarmProjection(A[rows], b[rows], self.layout.equality[rows], self.weights)
-            self._warm.keep(key, found)
+            if self.solver == "highs":
+                self._warm.keep(
+                    key, found
+                )  # else each is new, so that ties do not depend on what came before
         return found
 
 
