@@ -24,7 +24,7 @@ from empty_store import empty_database
 from leyden.errors import TrackingError
 from leyden.settings import TrackingSettings
 from leyden.spool import ProcessIdentity, RunWriter, SessionFile, open_run
-from leyden.tracking import Session, Store, resolve_store
+from leyden.tracking import Session, Store, _Helper, resolve_store
 
 pytestmark = pytest.mark.slow
 
@@ -575,3 +575,19 @@ def test_a_run_writer_waits_for_its_identity_no_longer_than_asked(directory: Pat
     writer = RunWriter(directory, "0" * 32, "run", "e")
     with pytest.raises(TrackingError, match=r"run 'run' was not created in the store within 0\.1 s"):
         writer.run_id(timeout=0.1)
+
+
+@pytest.mark.parametrize(("uri", "patience"), [("postgresql://host/db", 60.0), ("http://host", 5.0)])
+def test_a_database_has_time_to_make_its_tables(uri: str, patience: float) -> None:
+    helper = object.__new__(_Helper)
+    helper._store, helper._events = Store(uri, None), {"probing": {}}
+    waited: list[float | None] = []
+
+    def wait_for(events: set[str], seconds: float | None) -> None:
+        waited.append(seconds)
+        helper._events["ready"] = {}
+
+    helper._wait_for = wait_for  # type: ignore[method-assign]
+    helper.wait_ready()
+    assert waited[1] is not None
+    assert patience <= waited[1] < 2 * patience

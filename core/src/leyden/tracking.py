@@ -62,6 +62,8 @@ DEFAULT_URI = "sqlite:///leyden.db"
 
 _SCHEMES = ("databricks", "databricks-uc", "http", "https", "mssql", "mysql", "postgresql", "sqlite", "uc")
 _LOADING_SECONDS, _PROBING_SECONDS, _ANSWER_SECONDS = 120.0, 5.0, 9.5
+_TABLES_SECONDS = 60.0
+"""MLflow makes its tables in a database that has none, and one that is stopped there is of no more use."""
 _SILENT_SECONDS = 5.0
 _log = logging.getLogger("leyden.tracking")
 _active: ContextVar[RunWriter | None] = ContextVar("leyden_active_run", default=None)
@@ -333,6 +335,8 @@ class _Helper:
         self._wait_for({"probing", "error"}, _LOADING_SECONDS)
         if "probing" in self._events:
             left = max(_PROBING_SECONDS, _ANSWER_SECONDS - (time.monotonic() - started))
+            if self._store.uri.startswith(("mssql", "mysql", "postgresql")):
+                left = _TABLES_SECONDS
             self._wait_for({"answered", "error"}, None if self._store.uri.startswith("sqlite:") else left)
         if "answered" in self._events:
             self._wait_for({"ready", "error"}, None)
