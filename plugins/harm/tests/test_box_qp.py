@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import clarabel
 import numpy as np
 import pytest
@@ -88,6 +90,16 @@ def test_harm_is_never_above_that_of_the_plain_update(n_iter: int, normalize: bo
         after = history + K @ found.weights  # computed anew, not taken from the solver
         assert total_harm(after) <= total_harm(before) * (1 + 1e-6)
         torch.testing.assert_close(found.margins_after, after)
+
+
+def test_more_iterations_never_give_a_higher_value() -> None:
+    risen = False
+    for seed in range(10):
+        K, s0 = box_problem(48, seed)
+        values = [float(solve_box_qp(K, s0, 4 / 48, n)[1].primal) for n in range(1, 31)]
+        assert all(later <= earlier for earlier, later in pairwise(values))
+        risen = risen or any(later == earlier for earlier, later in pairwise(values))
+    assert risen  # some iterate was worse than an earlier one, which was kept
 
 
 def test_the_closed_form_of_two_opposed_gradients() -> None:

@@ -132,6 +132,12 @@ def test_the_loss_before_is_the_loss_of_the_step_with_its_dropout() -> None:
     assert entries == losses.values
 
 
+def test_the_losses_after_have_the_dropout_of_those_before() -> None:
+    probe = HarmProbe(every=1)
+    fit(Learner(Noisy(), lambda p: torch.optim.SGD(p, lr=0.0)), probe, steps=3)
+    assert probe.probed == []  # nothing moved, so that no loss changed
+
+
 def test_all_batches_of_a_window_count() -> None:
     probe = HarmProbe(every=1)
     fit(Learner(mlp()), probe, batch=4, accumulate_grad_batches=2, steps=3)

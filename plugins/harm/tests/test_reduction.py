@@ -575,3 +575,17 @@ def test_a_step_waits_for_no_device() -> None:
 
         buffers = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
         assert host_syncs(solve, [drawn.h, drawn.delta, weight, bias, *buffers]) == []
+
+
+def test_a_polyak_step_of_another_plugin_trains_with_weights() -> None:
+    sps_safe = pytest.importorskip("leyden_sps_safe")
+    reduction = HarmReduction(max_upweight=4.0)
+    seen = Gradients(reduction)
+    module = Learner(mlp(), lambda p: sps_safe.SPSSafe(p, M=0.1))
+    with pytest.warns(UserWarning, match="does not know the update of SPSSafe"):
+        fit(module, reduction, seen)
+    assert any(weights.std() > 1e-4 for weights in seen.weights)
+    expected = weighted_gradients(module, seen.states[-1], seen.batches[-1], seen.weights[-1])
+    torch.testing.assert_close(
+        seen.gradients[-1]["model.2.weight"], expected["model.2.weight"], rtol=1e-5, atol=1e-7
+    )
