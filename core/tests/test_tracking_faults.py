@@ -580,7 +580,7 @@ def test_a_run_writer_waits_for_its_identity_no_longer_than_asked(directory: Pat
 @pytest.mark.parametrize(("uri", "patience"), [("postgresql://host/db", 60.0), ("http://host", 5.0)])
 def test_a_database_has_time_to_make_its_tables(uri: str, patience: float) -> None:
     helper = object.__new__(_Helper)
-    helper._store, helper._events = Store(uri, None), {"probing": {}}
+    helper._store, helper._events = Store(uri, None, Path()), {"probing": {}}
     waited: list[float | None] = []
 
     def wait_for(events: set[str], seconds: float | None) -> None:
