@@ -123,7 +123,9 @@ class Arm:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="a few rounds, to see that it runs")
-    rounds = 5 if parser.parse_args().quick else 100
+    parser.add_argument("--rounds", type=int, default=100, help="rounds of five steps that count")
+    given = parser.parse_args()
+    rounds = 5 if given.quick else given.rounds
     arms = {
         REFERENCE: Arm([], rounds),
         "LossFeed alone (nobody asks)": Arm([LossFeed()], rounds),

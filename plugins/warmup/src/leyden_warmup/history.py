@@ -66,7 +66,7 @@ def draw_rates(history: History) -> Figure:
         alt=f"The multiplier goes from {first} to {last}.",
         share_y=False,
     )
-    names = [f"group {place}" if len(rates) > 1 else "used" for place in range(len(rates))]
+    names = [f"group {place}: " if len(rates) > 1 else "" for place in range(len(rates))]
     handles = []
     for style, own in zip(styles(names).values(), rates, strict=True):
         used = [rate * multiplier for rate, multiplier in zip(own, multipliers, strict=True)]
@@ -79,7 +79,8 @@ def draw_rates(history: History) -> Figure:
     right.set_ylabel("multiplier")
     for axes in (left, right):
         axes.set_xlabel("optimizer step")
-    place_legend(figure, handles, [label for name in names for label in (name, f"{name}, without warm-up")])
+    labels = [f"{name}{what}" for name in names for what in ("with warm-up", "without")]
+    place_legend(figure, handles, labels)
     return figure
 
 

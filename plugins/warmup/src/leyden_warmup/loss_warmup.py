@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from leyden_warmup.history import History, draw_rates
 from leyden_warmup.rates import MultipliedRates, home_of, multiplied
-from leyden_warmup.schedule import Form, Schedule, WarmupState
+from leyden_warmup.schedule import Form, Schedule, Value, WarmupState
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -104,8 +104,8 @@ class LossWarmup(Callback):
         self._rates: MultipliedRates | None = None
 
     @property
-    def multiplier(self) -> Tensor:
-        """The multiplier of the last optimizer step, 0-dim; 1 before the first."""
+    def multiplier(self) -> Value:
+        """The multiplier of the last optimizer step, 0-dim where a rate is a tensor; 1 before the first."""
         return self._state.multiplier
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -200,7 +200,7 @@ class LossWarmup(Callback):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rates": None, "_step": _Step()}
 
-    def _of_step(self) -> Tensor | None:
+    def _of_step(self) -> Value | None:
         return None if self._step.state is None else self._step.state.multiplier
 
     def _stepped(self) -> None:

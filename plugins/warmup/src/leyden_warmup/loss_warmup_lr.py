@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from leyden_warmup.rates import MultipliedRates, home_of
-from leyden_warmup.schedule import Form, Schedule, WarmupState
+from leyden_warmup.schedule import Form, Schedule, Value, WarmupState
 
 
 class LossWarmupLR(LRScheduler):
@@ -82,8 +81,8 @@ class LossWarmupLR(LRScheduler):
             loss: the loss of the batch whose gradient the optimizer holds, 0-dim or a number.
         """
         self._rates.restore()
-        value = loss if isinstance(loss, Tensor) else torch.tensor(loss, dtype=torch.float64)
-        self._state = self.schedule.advance(self._state, value.detach().reshape(()))
+        value = loss.detach().reshape(()) if isinstance(loss, Tensor) else loss
+        self._state = self.schedule.advance(self._state, value)
         self.last_epoch += 1
         self.base_lrs = self._rates.own()
         self._waiting = True
@@ -104,7 +103,7 @@ class LossWarmupLR(LRScheduler):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave; load the optimizer's own before."""
-        self._state = WarmupState.of_numbers(state_dict).to(home_of(self.optimizer))
+        self._state = WarmupState.of_numbers(state_dict, home_of(self.optimizer))
         self.last_epoch = self._state.steps
         self.base_lrs, self._last_lr = list(state_dict["base_lrs"]), list(state_dict["last_lr"])
         self._rates.restore()
@@ -131,7 +130,7 @@ class LossWarmupLR(LRScheduler):
             for group in self.optimizer.param_groups
         ]
 
-    def _of_step(self) -> Tensor | None:
+    def _of_step(self) -> Value | None:
         return self._state.multiplier if self._waiting else None
 
     def _stepped(self) -> None:

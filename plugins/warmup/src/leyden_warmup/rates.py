@@ -34,7 +34,7 @@ class MultipliedRates:
     """
 
     def __init__(
-        self, optimizer: Optimizer, multiplier: Callable[[], Tensor | None], after: Callable[[], None]
+        self, optimizer: Optimizer, multiplier: Callable[[], Rate | None], after: Callable[[], None]
     ) -> None:
         if multiplied(optimizer):
             raise ValueError(
@@ -59,7 +59,7 @@ class MultipliedRates:
         """The rates of each group as the user and the schedulers have them; tensors are copies."""
         return _copies(self._own or self._in_groups())
 
-    def multiply(self, multiplier: Tensor) -> None:
+    def multiply(self, multiplier: Rate) -> None:
         """Multiply the rates, unless they are multiplied."""
         if self._multiplied:
             return
@@ -161,10 +161,10 @@ def multiplied(optimizer: Optimizer) -> bool:
     return any(isinstance(getattr(hook, "__self__", None), MultipliedRates) for hook in hooks)
 
 
-def home_of(optimizer: Optimizer) -> torch.device:
-    """Where a multiplier is needed: on the device of a rate that is a tensor, else on the host."""
+def home_of(optimizer: Optimizer) -> torch.device | None:
+    """The device on which a multiplier is needed, that of a rate that is a tensor; None if none is."""
     rates = (group["lr"] for group in optimizer.param_groups)
-    return next((rate.device for rate in rates if isinstance(rate, Tensor)), torch.device("cpu"))
+    return next((rate.device for rate in rates if isinstance(rate, Tensor)), None)
 
 
 def _copies(rates: Sequence[Rate]) -> list[Rate]:

@@ -1,4 +1,4 @@
-"""The multiplier of the learning rate as a function of the loss, on 0-dim tensors; it imports no Lightning.
+"""The multiplier of the learning rate as a function of the loss, on numbers or tensors, without Lightning.
 
 Section 3.3 of the reconstruction: the practical schedule with one parameter follows from the step size of
 (H0, H1)-smooth functions, `leyden_warmup.h0h1_step_size`, with the user's rate for 1 / (10 H0) and C for
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeGuard, get_args
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 Form = Literal["smooth", "clipped", "rational"]
@@ -46,54 +46,58 @@ def warmup_multiplier(
     >>> warmup_multiplier(torch.tensor([0.0, 1.0, 3.0]), form="clipped")
     tensor([1.0000, 1.0000, 0.3333])
     """
-    return Schedule(C=C, f_star=f_star, form=form).multiplier(loss)
+    multiplier: Tensor = Schedule(C=C, f_star=f_star, form=form).multiplier(loss)
+    return multiplier
+
+
+Value = float | Tensor
+"""A number, or a 0-dim tensor where the learning rate is one, so that nothing waits for the device."""
 
 
 class WarmupState(NamedTuple):
-    """What a warm-up remembers from step to step.
+    """What a warm-up remembers from step to step, as numbers or as 0-dim tensors.
 
     Attributes:
         steps: optimizer steps taken.
-        average: the running average of the loss, 0-dim; NaN before the first finite loss.
-        multiplier: the last multiplier, 0-dim; 1 before the first step.
-        released_at: the step from which on the multiplier is 1 for good, 0-dim; -1 before.
-        lowest: the smallest loss seen, 0-dim; NaN before the first.
-        odd: whether a loss was not finite, 0-dim.
+        average: the running average of the loss; NaN before the first finite loss.
+        multiplier: the last multiplier; 1 before the first step.
+        released_at: the step from which on the multiplier is 1 for good; -1 before.
+        lowest: the smallest loss seen; NaN before the first.
+        odd: whether a loss was not finite.
     """
 
     steps: int
-    average: Float[Tensor, ""]
-    multiplier: Float[Tensor, ""]
-    released_at: Float[Tensor, ""]
-    lowest: Float[Tensor, ""]
-    odd: Bool[Tensor, ""]
+    average: Value
+    multiplier: Value
+    released_at: Value
+    lowest: Value
+    odd: bool | Tensor
 
     @classmethod
-    def initial(cls, device: torch.device | str = "cpu") -> WarmupState:
-        """Nothing seen yet; numbers are float64 where the device has it."""
-        device = torch.device(device)
-        number = torch.zeros(
-            (), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device
-        )
-        return cls(0, number + math.nan, number + 1.0, number - 1.0, number + math.nan, number.to(torch.bool))
+    def initial(cls, device: torch.device | None = None) -> WarmupState:
+        """Nothing seen yet: numbers, or tensors on a device, float64 where it has it."""
+        start = cls(0, math.nan, 1.0, -1.0, math.nan, False)
+        return start if device is None else start.to(device)
 
-    def to(self, device: torch.device) -> WarmupState:
-        """The same on another device."""
-        start = WarmupState.initial(device)
-        moved = [old.to(new) for old, new in zip(self[1:], start[1:], strict=True)]
-        return WarmupState(self.steps, *moved)
+    def to(self, device: torch.device | None) -> WarmupState:
+        """The same as tensors on a device, or as numbers; waits for the device that it comes from."""
+        return WarmupState.of_numbers(self.numbers(), device)
 
     def numbers(self) -> dict[str, float]:
         """The state as plain numbers; waits for the device."""
         return {"steps": self.steps, **{name: float(getattr(self, name)) for name in self._fields[1:]}}
 
     @classmethod
-    def of_numbers(cls, numbers: dict[str, float]) -> WarmupState:
-        """The state of which `numbers` gave the numbers."""
-        start = cls.initial()
-        double = {name: torch.tensor(numbers[name], dtype=torch.float64) for name in cls._fields[1:]}
-        kept = {name: value.to(getattr(start, name)) for name, value in double.items()}
-        return cls(steps=int(numbers["steps"]), **kept)
+    def of_numbers(cls, numbers: dict[str, float], device: torch.device | None = None) -> WarmupState:
+        """The state of which `numbers` gave the numbers, as numbers or as tensors on a device."""
+        values: list[Any] = [float(numbers[name]) for name in cls._fields[1:-1]] + [bool(numbers["odd"])]
+        if device is not None:
+            dtype = torch.float32 if device.type == "mps" else torch.float64
+            values = [
+                torch.tensor(value, dtype=torch.bool if value is values[-1] else dtype, device=device)
+                for value in values
+            ]
+        return cls(int(numbers["steps"]), *values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,61 +138,83 @@ class Schedule:
         fits = release is None or 0 < _number(release) <= 1
         _check("release_at", release, fits, "None or a number above 0 and at most 1")
 
-    def multiplier(self, loss: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """The multiplier at a loss of any shape, before anything is remembered; see `warmup_multiplier`."""
-        scaled = self.C * (loss - self.f_star).clamp(min=0)
+    def multiplier(self, loss: Any) -> Any:
+        """The multiplier at a loss, a number or a tensor of any shape; see `warmup_multiplier`."""
+        scaled = self.C * _at_least(loss - self.f_star, 0.0)
         if self.form == "smooth":
             return 1 / (1 + scaled)
-        beyond = scaled.clamp(min=1)
+        beyond = _at_least(scaled, 1.0)
         if self.form == "clipped":
             return 1 / beyond
         return 2 / (beyond + 1 / beyond)
 
-    def advance(self, state: WarmupState, loss: Float[Tensor, ""]) -> WarmupState:
-        """The state after one more loss; nothing here waits for the device.
+    def advance(self, state: WarmupState, loss: Value) -> WarmupState:
+        """The state after one more loss.
+
+        Where the state holds tensors, nothing waits for the device; where it holds numbers, they are the same
+        to the bit, and a loss on a device is waited for.
 
         Args:
             state: the state before, not changed.
-            loss: the loss of the step, 0-dim.
+            loss: the loss of the step, a number or 0-dim.
 
         Returns:
             The state with the multiplier of this step. A loss that is not finite leaves average and
             multiplier as they were.
         """
-        loss = loss.to(state.average)
-        known = loss.isfinite()
+        loss = torch.as_tensor(loss).to(state.average) if _is_tensor(state.average) else float(loss)
+        known = _is_finite(loss)
         fresh = loss
         if self.ema:
-            fresh = torch.where(state.average.isnan(), loss, self.ema * state.average + (1 - self.ema) * loss)
-        average = torch.where(known, fresh, state.average)
+            mixed = self.ema * state.average + (1 - self.ema) * loss
+            fresh = _where(_is_nan(state.average), loss, mixed)
         multiplier = self.multiplier(fresh)
         if self.monotone:
-            least = torch.where(state.average.isnan(), 0.0, state.multiplier)
-            multiplier = torch.maximum(multiplier, least)
-        multiplier = torch.where(known, multiplier, state.multiplier)
+            least = _where(_is_nan(state.average), 0.0, state.multiplier)
+            multiplier = _where(multiplier > least, multiplier, least)
+        multiplier = _where(known, multiplier, state.multiplier)
         multiplier, released_at = self._released(state, multiplier)
         return WarmupState(
-            state.steps + 1,
-            average,
-            multiplier,
-            released_at,
-            torch.fmin(state.lowest, loss),
-            state.odd | ~known,
+            steps=state.steps + 1,
+            average=_where(known, fresh, state.average),
+            multiplier=multiplier,
+            released_at=released_at,
+            lowest=_where(loss >= state.lowest, state.lowest, _where(_is_nan(loss), state.lowest, loss)),
+            odd=_where(known, state.odd, True),
         )
 
-    def _released(self, state: WarmupState, multiplier: Tensor) -> tuple[Tensor, Tensor]:
+    def _released(self, state: WarmupState, multiplier: Value) -> tuple[Value, Value]:
         """The multiplier, 1 where warm-up is over, and since when it is."""
-        over: Tensor | None = None
-        if self.max_steps is not None and state.steps >= self.max_steps:
-            over = torch.ones_like(multiplier, dtype=torch.bool)
-        elif self.release_at is not None:
-            over = multiplier >= self.release_at
-        elif self.max_steps is None:
+        if self.max_steps is None and self.release_at is None:
             return multiplier, state.released_at
         released = state.released_at >= 0
-        now = released if over is None else released | over
-        since = torch.where(released | ~now, state.released_at, float(state.steps))
-        return torch.where(now, 1.0, multiplier), since
+        now = released | (self.max_steps is not None and state.steps >= self.max_steps)
+        if self.release_at is not None:
+            now = now | (multiplier >= self.release_at)
+        since = _where(released, state.released_at, _where(now, float(state.steps), state.released_at))
+        return _where(now, 1.0, multiplier), since
+
+
+def _at_least(value: Any, least: float) -> Any:
+    return value.clamp(min=least) if isinstance(value, Tensor) else max(value, least)
+
+
+def _where(condition: Any, one: Any, other: Any) -> Any:
+    if isinstance(condition, Tensor):
+        return torch.where(condition, one, other)
+    return one if condition else other
+
+
+def _is_finite(value: Value) -> Any:
+    return value.isfinite() if isinstance(value, Tensor) else math.isfinite(value)
+
+
+def _is_nan(value: Value) -> Any:
+    return value.isnan() if isinstance(value, Tensor) else math.isnan(value)
+
+
+def _is_tensor(value: object) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor)
 
 
 def _number(value: object) -> float:

@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 class Sharpness(Callback):
-    """Computes, every few steps, the training loss and the largest eigenvalue of its Hessian, on all rows.
+    """Computes, every few steps, a loss and the largest eigenvalue of its Hessian.
 
     Args:
         every: at every so many optimizer steps, from the first one on.
-        loss: the loss of the module on all training rows.
+        loss: the loss of the module, which is given with the batch.
 
     Attributes:
         losses: the losses.
         values: the eigenvalues of largest size, in the same order.
     """
 
-    def __init__(self, every: int, loss: Callable[[LightningModule], Tensor]) -> None:
+    def __init__(self, every: int, loss: Callable[[LightningModule, Any], Tensor]) -> None:
         self.every = every
         self.loss = loss
         self.losses: list[float] = []
@@ -37,7 +37,7 @@ class Sharpness(Callback):
     ) -> None:
         """Measure before the batch."""
         if trainer.global_step % self.every == 0:
-            loss = self.loss(pl_module)
+            loss = self.loss(pl_module, batch)
             self.losses.append(loss.item())
             self.values.append(largest_eigenvalue(loss, list(pl_module.parameters())))
 
