@@ -453,7 +453,7 @@ def _opposite(row: Row, margin: float) -> Row:
         raise ValueError("p: an equality has no closed complement; write the two sides that are meant")
     bound = _negative(row.bound)
     if margin:
-        if not isinstance(bound, int | float | Expression):
+        if not isinstance(bound, int | float | Expression):  # what else there is has no value yet
             raise ValueError(
                 "margin: expected numbers or expressions as bounds of p, got a tensor or callable"
             )
@@ -487,16 +487,23 @@ def _row(form: Linear, *, equality: bool) -> Polyhedron:
 def _negative(value: Any) -> Any:
     if isinstance(value, int | float):
         return 0.0 - value
-    if isinstance(value, Expression | Tensor):
+    if isinstance(value, Expression):
         return -value
-    return _Negative(value)
+    if isinstance(value, Negative):
+        return value.value
+    return Negative(value)
 
 
 @dataclass(frozen=True)
-class _Negative:
-    """The negative of what a callable returns; a class, so that it can be pickled."""
+class Negative:
+    """The negative of a tensor, taken when it is used, or of what a callable returns.
 
-    function: Callable[[Tensor], Any]
+    Attributes:
+        value: the tensor, or the callable of one sample's features.
+    """
+
+    value: Tensor | Callable[[Tensor], Any]
 
     def __call__(self, features: Tensor) -> Any:
-        return -self.function(features)
+        """The negative for one sample."""
+        return -(self.value if isinstance(self.value, Tensor) else self.value(features))

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leyden_milp_layer.constraints import Block, Disjunction, Polyhedron, Row
+from leyden_milp_layer.constraints import Block, Disjunction, Negative, Polyhedron, Row
 from leyden_milp_layer.expressions import Condition, Expression, Key, Names
 
 
@@ -89,13 +89,17 @@ class PerSample:
         return torch.stack([torch.as_tensor(self.function(row)) for row in features])
 
 
+Source = Expression | Tensor | Negative | PerSample
+"""Where a part of the bank comes from: the features, or a tensor that may change and carry a gradient."""
+
+
 @dataclass(frozen=True)
 class _Fill:
     """A part of the bank that is known only at a batch, or that carries a gradient."""
 
     rows: slice
     columns: int | slice | None
-    source: Expression | Tensor | PerSample
+    source: Source
     name: str
 
 
@@ -284,13 +288,14 @@ class RuleSet:
 
     def _fill(self, whole: Tensor, fill: _Fill, features: Tensor) -> None:
         """Write what a sample's features give into the bank."""
+        fixed = isinstance(fill.source, Tensor | Negative)
         if isinstance(fill.source, Expression):
             value = fill.source.evaluate(features, self.features)
         else:
-            value = fill.source(features) if isinstance(fill.source, PerSample) else fill.source
+            value = fill.source if isinstance(fill.source, Tensor) else fill.source(features)
         target = whole[:, fill.rows] if fill.columns is None else whole[:, fill.rows, fill.columns]
         value = value.to("cpu", torch.float64)
-        if isinstance(fill.source, Tensor):
+        if fixed:
             value = value.expand(target.shape[1:]) if value.ndim == 0 else value.reshape(target.shape[1:])
         elif value.numel() != target.numel():
             expected, given = tuple(target.shape[1:]), tuple(value.shape[1:])
@@ -427,7 +432,9 @@ def _spread(coefficients: Mapping[Key | EllipsisType, Any], n: int) -> dict[Key,
     return spread
 
 
-def _source(value: Any) -> Expression | Tensor | PerSample:
+def _source(value: Any) -> Source:
+    if isinstance(value, Negative) and isinstance(value.value, Tensor):
+        return value
     return value if isinstance(value, Expression | Tensor) else PerSample(value)
 
 
@@ -488,15 +495,17 @@ def _finite(what: str, value: Any) -> float:
 
 def _needed_features(rules: RuleSet) -> bool:
     conditions = any(rule.when is not None for rule in rules.rules)
-    return conditions or any(not isinstance(fill.source, Tensor) for fill in rules._fills)
+    return conditions or any(not isinstance(fill.source, Tensor | Negative) for fill in rules._fills)
 
 
 def _described(source: Any) -> str:
     """A text that is the same in every process, and another for another condition, expression or function."""
+    if isinstance(source, Negative):
+        return f"-{_described(source.value)}"
     function = source.function if isinstance(source, PerSample) else None
     if function is None:
         return f"{source.detach().tolist()}" if isinstance(source, Tensor) else str(source)
-    inner = getattr(function, "function", function)
+    inner = function.value if isinstance(function, Negative) else function
     code = getattr(inner, "__code__", None)
     name = f"{type(function).__name__} {getattr(inner, '__qualname__', type(inner).__name__)}"
     return f"{name} {_code_text(code)}" if code is not None else name

@@ -1,0 +1,143 @@
+"""Gradients of every backward rule and relaxation; acceptance of the exact one is in test_acceptance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from leyden_milp_layer import DisjunctiveProjection, RuleSet, any_of, at_least, at_most, feature, total
+from leyden_milp_layer.random_rules import random_problems
+from torch import Tensor
+
+F64 = torch.float64
+
+
+def corner() -> RuleSet:
+    return RuleSet(3, 0, 1, [total() <= 1.5], [at_least(0, 0.8) | at_most(0, 0.1)])
+
+
+def gradient(raw: Tensor, seen: Tensor, rules: RuleSet | None = None, **settings: Any) -> Tensor:
+    raw = raw.clone().requires_grad_()
+    DisjunctiveProjection(rules or corner(), **settings)(raw).backward(seen)
+    assert raw.grad is not None
+    return raw.grad
+
+
+def test_the_closed_form_of_a_corner() -> None:
+    # y0 is at 0.8, the sum at 1.5 by the cheapest of the others: y1 gives way to y2, which follows
+    raw = torch.tensor([[0.7, 0.6, 0.3]], dtype=F64)
+    projected = DisjunctiveProjection(corner())(raw)
+    torch.testing.assert_close(projected, torch.tensor([[0.8, 0.4, 0.3]], dtype=F64))
+    seen = torch.tensor([[1.0, 2.0, 4.0]], dtype=F64)
+    torch.testing.assert_close(gradient(raw, seen), torch.tensor([[0.0, 0.0, 2.0]], dtype=F64))
+
+
+def test_straight_through_passes_the_gradient_unchanged() -> None:
+    raw, seen = torch.tensor([[0.7, 0.6, 0.3]]), torch.tensor([[1.0, 2.0, 4.0]])
+    assert torch.equal(gradient(raw, seen, backward="straight_through"), seen)
+    assert torch.equal(gradient(raw, seen, backward="straight_through", relaxation="cnf"), seen)
+
+
+def test_the_smoothed_gradient_is_that_of_the_smoothed_projection() -> None:
+    from leyden_milp_layer.quadratic import nearest_smoothed
+
+    rules = RuleSet(3, 0, 1, rules=[total() <= 1.2])
+    bank = rules.at(None, 1)
+    A, b = bank.A[0].numpy(), bank.b[0].numpy()
+    generator = torch.Generator().manual_seed(0)
+    interior = 0
+    for _ in range(30):
+        raw = torch.rand(1, 3, generator=generator, dtype=F64) * 1.2
+        seen = torch.randn(1, 3, generator=generator, dtype=F64)
+        step = torch.randn(1, 3, generator=generator, dtype=F64)
+        slopes = []
+        for mu in (0.2, 5.0):
+            found = gradient(raw, seen, rules, backward="smoothed", mu=mu)
+            values = []
+            for h in (1e-6, 0.0, -1e-6):
+                solved = nearest_smoothed(
+                    A, b, rules.layout.equality, (raw + h * step)[0].numpy(), torch.ones(3).numpy(), mu
+                )
+                assert solved is not None
+                values.append(float(torch.from_numpy(solved[0]) @ seen[0]))
+            if abs(values[0] - 2 * values[1] + values[2]) > 1e-9:
+                continue
+            slopes.append(found)
+            assert float((found * step).sum()) == pytest.approx((values[0] - values[2]) / 2e-6, abs=1e-4)
+        exact = gradient(raw, seen, rules)
+        interior += any(not torch.allclose(slope, exact) for slope in slopes)
+    assert interior > 3  # where it differs from the exact gradient
+
+
+def test_a_small_smoothing_gives_the_exact_gradient() -> None:
+    raw, seen = torch.tensor([[0.7, 0.6, 0.3]], dtype=F64), torch.tensor([[1.0, 2.0, 4.0]], dtype=F64)
+    weights = [1.0, 1.0, 1.5]  # no tie
+    smoothed = gradient(raw, seen, backward="smoothed", mu=1e-3, weights=weights)
+    torch.testing.assert_close(smoothed, gradient(raw, seen, weights=weights))
+
+
+@pytest.mark.parametrize("settings", [{"relaxation": "cnf"}, {"relaxation": "pdnf", "num_dnf_rules": 1}])
+def test_relaxations_agree_with_central_differences(settings: dict[str, Any]) -> None:
+    checked = 0
+    generator = torch.Generator().manual_seed(1)
+    for rules, point in random_problems(30, seed=5):
+        layer = DisjunctiveProjection(rules, **settings)
+        seen = torch.randn(point.shape, generator=generator, dtype=F64)
+        step = torch.randn(point.shape, generator=generator, dtype=F64)
+        found = float((gradient(point, seen, rules, **settings) * step).sum())
+        ahead, here, behind = (float((layer(point + h * step) * seen).sum()) for h in (1e-6, 0.0, -1e-6))
+        if abs(ahead - 2 * here + behind) > 1e-9:
+            continue
+        checked += 1
+        assert found == pytest.approx((ahead - behind) / 2e-6, rel=1e-5, abs=1e-5)
+    assert checked > 20
+
+
+def test_relaxations_refuse_rows_with_gradients() -> None:
+    level = torch.tensor(0.5, dtype=F64, requires_grad=True)
+    rules = RuleSet(2, 0, 1, rules=[any_of(at_most(0, 0.1), at_least(0, level))])
+    with pytest.raises(ValueError, match=r"^relaxation: rows that carry gradients"):
+        DisjunctiveProjection(rules, relaxation="cnf")(torch.rand(1, 2))
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_a_level_that_depends_on_a_parameter_is_learned(norm: Any) -> None:
+    level = torch.tensor(0.9, dtype=F64, requires_grad=True)
+    rules = RuleSet(2, 0, 1, rules=[any_of(at_most(0, 0.05), at_least(0, level))])
+    layer = DisjunctiveProjection(rules, norm=norm)
+    optimizer = torch.optim.SGD([level], lr=0.2)
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = (layer(torch.tensor([[0.5, 0.3]], dtype=F64))[0, 0] - 0.6).square()
+        loss.backward()
+        optimizer.step()
+    assert float(level.detach()) == pytest.approx(0.6, abs=1e-3)
+
+
+def test_gradients_reach_the_features() -> None:
+    rules = RuleSet(1, 0, 1, rules=[at_least(0, 0.5 * feature(0))])
+    x = torch.tensor([[1.0], [0.2]], requires_grad=True)
+    DisjunctiveProjection(rules)(torch.tensor([[0.1], [0.3]]), x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [[0.5], [0.0]]
+
+
+def test_a_repaired_relaxation_has_a_gradient() -> None:
+    for rules, point in random_problems(8, seed=11):
+        seen = torch.ones_like(point)
+        assert torch.isfinite(gradient(point, seen, rules, relaxation="cnf", repair="dnf")).all()
+
+
+def test_types_go_in_and_out() -> None:
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        raw = torch.tensor([[0.7, 0.6, 0.3]]).to(dtype)
+        assert DisjunctiveProjection(corner())(raw).dtype == dtype
+        assert gradient(raw, torch.ones_like(raw)).dtype == dtype
+
+
+def test_no_gradient_is_asked_for_in_inference_mode() -> None:
+    raw = torch.tensor([[0.7, 0.6, 0.3]], requires_grad=True)
+    with torch.inference_mode():
+        projected = DisjunctiveProjection(corner())(raw)
+    assert not projected.requires_grad

@@ -1,0 +1,229 @@
+"""The solvers against each other and against others': pivoting, least squares, and HiGHS' programs."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from leyden_milp_layer import (
+    Disjunction,
+    DisjunctiveProjection,
+    Polyhedron,
+    RuleSet,
+    any_of,
+    at_least,
+    at_most,
+    certify,
+    equals,
+    total,
+)
+from leyden_milp_layer import pivoting as pivoting_module
+from leyden_milp_layer.highs import WarmProjection, is_empty, minimize, projection_program
+from leyden_milp_layer.mixed_integer import irreducible_conflict
+from leyden_milp_layer.pivoting import BEYOND, EMPTY, OPTIMAL, UNSOLVED, nearest_points
+from leyden_milp_layer.quadratic import nearest_l2, nearest_smoothed
+from numpy.typing import NDArray
+from scipy.optimize import minimize as scipy_minimize
+
+F64 = torch.float64
+Array = NDArray[np.float64]
+
+
+def polyhedra(seed: int, count: int) -> tuple[Array, Array, NDArray[np.bool_], Array, Array]:
+    """Random polyhedra in the unit box, some empty, some with an equality, and points and weights."""
+    generator = np.random.default_rng(seed)
+    n, further = int(generator.integers(1, 7)), int(generator.integers(0, 9))
+    eye = np.broadcast_to(np.eye(n), (count, n, n))
+    rows = generator.normal(size=(count, further, n)) * (generator.random((count, further, n)) < 0.7)
+    A = np.concatenate([-eye, eye, rows], axis=1)
+    slack = generator.choice([-0.3, 0.0, 0.02], size=(count, further))
+    side = np.einsum("lrn,ln->lr", rows, generator.random((count, n))) + slack
+    b = np.concatenate([np.zeros((count, n)), np.ones((count, n)), side], axis=1)
+    equality = np.zeros(b.shape, dtype=bool)
+    if further > 2 and n > 2:
+        equality[:, 2 * n] = generator.random(count) < 0.5
+    return A, b, equality, generator.normal(0.5, 0.7, (count, n)), generator.uniform(0.5, 2.0, n)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_pivoting_gives_the_distance_of_the_linear_program(seed: int) -> None:
+    A, b, equality, points, weights = polyhedra(seed, 12)
+    found = nearest_points(A, b, equality, points, weights)
+    for place in range(len(A)):
+        program = projection_program(A[place], b[place], equality[place], points[place], weights)
+        reference = minimize(program)
+        if reference is None:
+            assert found.status[place] == EMPTY
+        else:
+            assert found.status[place] == OPTIMAL
+            assert found.distances[place] == pytest.approx(reference.objective, abs=1e-8)
+
+
+def test_a_solution_keeps_the_bits_of_coordinates_that_stay() -> None:
+    A, b, equality, points, weights = polyhedra(1, 40)
+    points = np.clip(points, 0.0, 1.0)
+    found = nearest_points(A, b, equality, points, weights)
+    solved = found.status == OPTIMAL
+    stays = found.points[solved] == points[solved]
+    assert 0.3 < stays.mean() < 1
+    assert np.abs(found.points[solved] - points[solved])[~stays].min() > 1e-13
+
+
+def test_what_lies_beyond_the_cutoff_is_not_finished() -> None:
+    A, b, equality, points, weights = polyhedra(5, 40)
+    whole = nearest_points(A, b, equality, points, weights)
+    cutoff = np.where(np.isfinite(whole.distances), whole.distances * 0.5, np.inf)
+    cut = nearest_points(A, b, equality, points, weights, cutoff=cutoff)
+    far = (whole.status == OPTIMAL) & (whole.distances > 1e-6)
+    assert far.any()
+    assert (cut.status[far] == BEYOND).all()
+    near = nearest_points(A, b, equality, points, weights, cutoff=whole.distances + 1e-9)
+    assert (near.status[far] == OPTIMAL).all()
+
+
+def test_what_pivoting_cannot_certify_is_left_to_highs(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = RuleSet(3, 0, 1, [total() <= 1.5], [any_of(at_most(i, 0.2), at_least(i, 0.8)) for i in range(3)])
+    raw = torch.rand(8, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
+    expected = DisjunctiveProjection(rules)(raw)
+    monkeypatch.setattr(pivoting_module, "FEASIBLE", -1.0)  # no vertex passes
+    layer = DisjunctiveProjection(rules)
+    torch.testing.assert_close(layer(raw), expected, rtol=0, atol=1e-9)
+    zeros = (
+        np.zeros((1, 1, 1)),
+        np.full((1, 1), 2.0),
+        np.zeros((1, 1), dtype=bool),
+        np.ones((1, 1)),
+        np.ones(1),
+    )
+    assert nearest_points(*zeros).status[0] in (OPTIMAL, UNSOLVED)
+
+
+def test_a_warm_program_follows_its_points() -> None:
+    A, b, equality, points, weights = polyhedra(0, 30)
+    warm = WarmProjection(A[0], b[0], equality[0], weights)
+    for point in points:
+        program = projection_program(A[0], b[0], equality[0], point, weights)
+        reference, nearest = minimize(program), warm.nearest(point)
+        assert (reference is None) == (nearest is None)
+        if reference is not None and nearest is not None:
+            assert np.abs(nearest - point) @ weights == pytest.approx(reference.objective, abs=1e-8)
+
+
+def test_emptiness_is_told() -> None:
+    A, b = np.array([[1.0], [-1.0]]), np.array([0.2, -0.5])
+    assert is_empty(A, b, np.array([False, False]))
+    assert not is_empty(A, b * [1, -1], np.array([False, False]))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_euclidean_projection_is_that_of_another_solver(seed: int) -> None:
+    A, b, equality, points, _ = polyhedra(seed, 6)
+    for place in range(len(A)):
+        found = nearest_l2(A[place], b[place], equality[place], points[place])
+        if is_empty(A[place], b[place], equality[place]):
+            assert found is None
+            continue
+        assert found is not None
+        nearest, multiplier = found
+        over = A[place] @ nearest - b[place]
+        assert over.max() <= 1e-10
+        np.testing.assert_allclose(over[equality[place]], 0, atol=1e-10)
+        assert multiplier[~equality[place]].min() >= -1e-9  # and so the nearest: the conditions of optimality
+        np.testing.assert_allclose(points[place] - nearest, A[place].T @ multiplier, atol=1e-9)
+        np.testing.assert_allclose(multiplier * over, 0, atol=1e-9)
+
+
+def test_the_smoothed_minimizer_is_that_of_another_solver() -> None:
+    A, b, equality, points, weights = polyhedra(9, 5)
+    for place in range(len(A)):
+        found = nearest_smoothed(A[place], b[place], equality[place], points[place], weights, 0.5)
+        if found is None:
+            continue
+        point = points[place]
+
+        def cost(y: Array, point: Array = point) -> float:
+            return float(np.abs(y - point) @ weights + 0.5 * ((y - point) ** 2).sum())
+
+        limits = [
+            {"type": "eq" if equal else "ineq", "fun": lambda y, a=a, s=s: s - a @ y}
+            for a, s, equal in zip(A[place], b[place], equality[place], strict=True)
+        ]
+        start = found[0] + 0.01
+        other = scipy_minimize(cost, start, constraints=limits, method="SLSQP", options={"maxiter": 200})
+        assert (A[place] @ found[0] - b[place]).max() <= 1e-9
+        assert cost(found[0]) <= other.fun + 1e-6
+
+
+@pytest.mark.parametrize("weights", [None, [0.5, 3.0]])
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_weights_and_norm_are_those_of_a_fine_grid(weights: Any, norm: Any) -> None:
+    rules = RuleSet(2, 0, 1, [total() >= 0.8], [any_of(at_most(i, 0.25), at_least(i, 0.75)) for i in (0, 1)])
+    raw = torch.tensor([[0.5, 0.1], [0.6, 0.6], [0.3, 0.2], [0.9, 0.45]], dtype=F64)
+    layer = DisjunctiveProjection(rules, norm=norm, weights=weights)
+    layer(raw)
+    assert layer.last_info is not None
+    axis = np.linspace(0, 1, 201)
+    grid = np.array(list(itertools.product(axis, axis)))
+    good = certify(rules, torch.from_numpy(grid)).held.all(dim=1).numpy() & (grid.sum(axis=1) >= 0.8 - 1e-9)
+    w = np.array(weights or [1.0, 1.0])
+    for point, distance in zip(raw.numpy(), layer.last_info.distance.tolist(), strict=True):
+        away = np.abs(grid[good] - point)
+        best = (away @ w if norm == "l1" else np.sqrt(away**2 @ w)).min()
+        assert distance == pytest.approx(best, abs=0.01)
+        assert distance <= best + 1e-9
+
+
+def test_an_irreducible_conflict_cannot_be_made_smaller() -> None:
+    thirds = [any_of(at_least(i, 0.6), equals(i, 0.0)) for i in range(3)]
+    rules = RuleSet(3, 0, 1, [], [*thirds, total().equals(0.3), at_most(2, 0.5)])
+    bank = rules.at(None, 1)
+    arrays = bank.A[0].numpy(), bank.b[0].numpy()
+
+    def conflict(which: list[int]) -> list[int]:
+        return irreducible_conflict(rules.layout, *arrays, which, rules.lower, rules.upper)
+
+    assert conflict([0, 1, 2, 3, 4]) == [0, 1, 2, 3]
+
+
+def test_rows_of_a_batch_do_not_see_each_other() -> None:
+    rules = RuleSet(4, 0, 1, [total() <= 2], [any_of(at_most(i, 0.3), at_least(i, 0.7)) for i in range(4)])
+    raw = torch.rand(60, 4, generator=torch.Generator().manual_seed(4), dtype=F64)
+    together = DisjunctiveProjection(rules)(raw)
+    alone = torch.cat([DisjunctiveProjection(rules)(row[None]) for row in raw])
+    assert torch.equal(together, alone)
+
+
+def test_workers_change_nothing() -> None:
+    rules = RuleSet(4, 0, 1, [total() <= 2], [any_of(at_most(i, 0.3), at_least(i, 0.7)) for i in range(4)])
+    raw = torch.rand(6, 4, generator=torch.Generator().manual_seed(5), dtype=F64)
+    for settings in ({"strategy": "milp"}, {"relaxation": "cnf"}):
+        one, two = (DisjunctiveProjection(rules, workers=count, **settings) for count in (1, 2))  # type: ignore[arg-type]
+        assert torch.equal(one(raw), two(raw))
+
+
+def test_a_rule_order_is_followed() -> None:
+    rules = RuleSet(3, 0, 1, [total() <= 1.5], [any_of(at_most(i, 0.3), at_least(i, 0.7)) for i in range(3)])
+    raw = torch.full((1, 3), 0.5, dtype=F64)
+    layer = DisjunctiveProjection(rules, relaxation="pdnf", num_dnf_rules=2, rule_order=["rule 3", 0])
+    layer(raw)
+    assert layer.last_info is not None
+    assert layer.last_info.order == ((2, 0),)
+
+
+def test_hundreds_of_rows_in_many_outputs() -> None:
+    generator = np.random.default_rng(1)
+    n = 30
+    A = generator.normal(size=(60, n))
+    rows = Polyhedron(A, A @ generator.random(n) + 0.5)
+    rules = RuleSet(n, 0, 1, [rows], [Disjunction([total() <= 0.4 * n, total() >= 0.6 * n])])
+    raw = torch.from_numpy(generator.normal(0.5, 1.0, (5, n)))
+    layers = [DisjunctiveProjection(rules, **settings) for settings in ({}, {"strategy": "milp"})]  # type: ignore[arg-type]
+    for layer in layers:
+        assert certify(rules, layer(raw), tol=1e-8).holds
+    first, second = (layer.last_info for layer in layers)
+    assert first is not None
+    assert second is not None
+    torch.testing.assert_close(first.distance, second.distance, rtol=0, atol=1e-6)
