@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leyden.comparison.arms import Refusal, baseline, contenders, read_configs
+from leyden.comparison.asked import Plan
 from leyden.comparison.identity import identity
 from leyden.comparison.probing import check_mode
-from leyden.comparison.running import Comparing, Plan
+from leyden.comparison.running import Comparing
 from leyden.errors import UsageError
 from leyden.execute import check_executor, default_jobs, stop_workers, termination_as_exit
 from leyden.manager import manager

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from leyden.claims import Arm, Claim, Mode, Statement, Table
+from leyden.claims import Arm, Claim, Mode, Scalar, Statement, Table
 from leyden.comparison.arms import BASELINE, Contender
 from leyden.comparison.fits import Fits
 from leyden.comparison.space import at_edges
@@ -142,3 +142,11 @@ def values_of(
         value = result.measured.get(metric) if result.status == "done" else None
         found.append(float(value) if isinstance(value, float) and math.isfinite(value) else None)
     return found
+
+
+def chosen_setting(question: Question, arm: Contender) -> Mapping[str, Scalar] | None:
+    """The setting at which an arm is judged; None if no trial of it finished."""
+    if arm.name not in question.chosen:
+        return arm.defaults
+    chosen: Arm | None = question.chosen[arm.name].arm
+    return None if chosen is None else (chosen.setting or {})

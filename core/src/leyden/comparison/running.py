@@ -7,15 +7,16 @@ import math
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leyden.claims import Arm, Cell, Scalar, Table
+from leyden.claims import Cell, Scalar, Table
 from leyden.comparison.arms import BASELINE, Contender, Refusal
+from leyden.comparison.asked import Asked
 from leyden.comparison.document import ArmFile
 from leyden.comparison.fits import FITS, TUNING_SEED, cell_tags
-from leyden.comparison.outcome import Question, select, tuning_notes, values_of
+from leyden.comparison.outcome import Question, chosen_setting, select, tuning_notes, values_of
 from leyden.comparison.probing import (
     Facts,
     choose_metric,
@@ -43,83 +44,23 @@ from leyden.tracking import RunWriter, Session, status_of
 from leyden.worker import Tracked, open_cell_run, track
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    pass
 
 ARMS = Path(".leyden", "arms")
 """Folder of the arms' configurations, in the working directory, where the workers read them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How the user wants a comparison to be run.
-
-    Attributes:
-        trials: how many settings of each arm are tried.
-        seeds: with how many seeds each arm is judged.
-        metric: the validation metric; None: `leyden.comparison.probing.choose_metric` chooses.
-        mode: ``"max"`` or ``"min"``; None: the metric's name tells.
-        jobs: how many fits run at the same time.
-        executor: ``"loky"`` or ``"ray"``.
-        resume: whether to go on with an earlier invocation.
-        command: what asks for the same comparison.
-    """
-
-    trials: int
-    seeds: int
-    metric: str | None
-    mode: str | None
-    jobs: int
-    executor: str
-    resume: bool
-    command: str
-
-    @property
-    def budget(self) -> dict[str, Any]:
-        """What the results depend on."""
-        return {"trials": self.trials, "seeds": self.seeds, "metric": self.metric, "mode": self.mode}
-
-
 @dataclass(kw_only=True)
-class Comparing:
+class Comparing(Asked):
     """One invocation of a comparison.
 
     Attributes:
-        name: the comparison's name.
-        arms: the arms, the baseline first; those that cannot work are taken out.
-        refusals: what is tried and does not apply.
-        files: where the configuration was read from.
-        plan: what the user asked for.
         plugins: the installed plugins.
-        console: where to print.
-        notes: what the report should tell.
-        said: what was printed already.
         probes: how many short fits went well.
     """
 
-    name: str
-    arms: list[Contender]
-    refusals: list[Refusal]
-    files: Sequence[Path]
-    plan: Plan
     plugins: Manager
-    console: Console
-    notes: list[str] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
     probes: int = 0
-
-    @property
-    def title(self) -> str:
-        """The comparison as a person names it."""
-        return f"compare {self.name}"
-
-    def check(self) -> None:
-        """Refuse a comparison in which nothing is left to compare.
-
-        Raises:
-            UsageError: with the reasons.
-        """
-        if len(self.arms) < 2:
-            raise UsageError(f"nothing to compare: {'; '.join(map(str, self.refusals))}")
 
     def foretell(self, results: Results) -> None:
         """Print what would run and how long."""
@@ -160,16 +101,6 @@ class Comparing:
         wrong += [problem.partition("\n")[0] for problem in problems]
         self._end(announced, run, "FAILED" if wrong else "FINISHED", "; ".join(wrong))
         return not wrong
-
-    def settings(self) -> dict[str, Any]:
-        """What was asked for, for the report and the run."""
-        return {
-            "config": [str(path) for path in self.files],
-            "arms": [arm.name for arm in self.arms],
-            **{key: value for key, value in self.plan.budget.items() if value is not None},
-            "jobs": self.plan.jobs,
-            "executor": self.plan.executor,
-        }
 
     def _probe(self, results: Results) -> tuple[Question, dict[str, Facts]]:
         """Fit every arm for some batches; take out those that cannot work, and choose the metric."""
@@ -360,11 +291,3 @@ class Comparing:
         if run:
             run.end(status)
         self.plugins.run_end(announced, RunResult(status=status, error=error))
-
-
-def chosen_setting(question: Question, arm: Contender) -> Mapping[str, Scalar] | None:
-    """The setting at which an arm is judged; None if no trial of it finished."""
-    if arm.name not in question.chosen:
-        return arm.defaults
-    chosen: Arm | None = question.chosen[arm.name].arm
-    return None if chosen is None else (chosen.setting or {})

@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
 
 from leyden.claims import Table
-from leyden.comparison.outcome import Question, claim_of
+from leyden.comparison.asked import Asked
+from leyden.comparison.outcome import Question, chosen_setting, claim_of
 from leyden.errors import LeydenError
 from leyden.files import write_atomic
 from leyden.formatting import count, duration, words
@@ -22,11 +22,8 @@ from leyden.provenance import provenance
 from leyden.reproduce import REPORTS, log_report, run_id
 from leyden.tracking import RunWriter
 
-if TYPE_CHECKING:
-    from leyden.comparison.running import Comparing
 
-
-def foretell(comparing: Comparing, question: Question, fits: Mapping[str, int], expected: float) -> None:
+def foretell(comparing: Asked, question: Question, fits: Mapping[str, int], expected: float) -> None:
     """Print what a comparison would run.
 
     Args:
@@ -54,7 +51,7 @@ def foretell(comparing: Comparing, question: Question, fits: Mapping[str, int], 
 
 
 def conclude(
-    comparing: Comparing, question: Question, table: Table, run: RunWriter | None, seconds: float
+    comparing: Asked, question: Question, table: Table, run: RunWriter | None, seconds: float
 ) -> tuple[str, ...]:
     """Judge, print and write a comparison.
 
@@ -108,8 +105,6 @@ def conclude(
 
 def _write_configurations(folder: Path, question: Question) -> list[Path]:
     """Each arm's configuration at its chosen setting, as ``leyden fit`` takes it."""
-    from leyden.comparison.running import chosen_setting
-
     written = []
     for arm in question.arms:
         setting = chosen_setting(question, arm)
