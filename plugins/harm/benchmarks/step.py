@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 QUICK = "--quick" in sys.argv
 BATCH = 128
-STEPS = 6 if QUICK else 20
-BLOCKS = 1 if QUICK else 3
+STEPS = 6 if QUICK else 10
+BLOCKS = 1 if QUICK else 2
 SIZES = ((16, 1),) if QUICK else ((16, 1), (32, 1), (48, 2))
 
 

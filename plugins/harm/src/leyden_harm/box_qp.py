@@ -105,8 +105,7 @@ def _iterate(matrix: Tensor, linear: Tensor, limit: Tensor, n_iter: int) -> tupl
         flat = (matrix.flatten(0, -3), linear.flatten(0, -2), limit.flatten(0, -2))
         found = _iterate(*flat, n_iter)
         return found[0].view(-1, *linear.shape), found[1].view(-1, *linear.shape)
-    column, zeros = linear.unsqueeze(-1), torch.zeros_like(linear)
-    multiply = torch.addmm if matrix.dim() == 2 else torch.baddbmm
+    alone, zeros, row = matrix.dim() == 2, torch.zeros_like(linear), linear.unsqueeze(-2)
     point, slope = zeros, linear
     points, slopes = [point], [slope]
     ahead, descended = point, -linear  # where a step starts, and where a step from an iterate itself ends
@@ -118,7 +117,10 @@ def _iterate(matrix: Tensor, linear: Tensor, limit: Tensor, n_iter: int) -> tupl
         restart = ((ahead - following) * change).sum(-1, keepdim=True) > 0
         since = (since + 1).masked_fill(restart, 0)
         inertia = since / (since + 3)
-        slope = multiply(column, matrix, following.unsqueeze(-1)).squeeze(-1)
+        if alone:
+            slope = torch.addmv(linear, matrix, following)
+        else:  # from the left, which for a symmetric matrix is the same, and on a CPU four times as fast
+            slope = torch.baddbmm(row, following.unsqueeze(-2), matrix).squeeze(-2)
         ahead = torch.addcmul(following, inertia, change)
         earlier, descended = descended, following - slope
         target = torch.addcmul(descended, inertia, descended - earlier)

@@ -29,7 +29,7 @@ def draw_reduction(record: Record) -> Figure:
         2, title="Harm to the batch, as the optimizer would and as weighted", share_y=False
     )
     panels = (
-        (axes[0], "rate", "share of the batch's samples made worse"),
+        (axes[0], "rate", "share of samples made worse"),
         (axes[1], "sum", "total harm, loss per unit of rate"),
     )
     look = styles(["before", "after"])
