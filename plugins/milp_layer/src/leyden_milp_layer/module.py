@@ -162,6 +162,10 @@ class RuleConstrainedModule(Task):
         """Log the loss and the metrics of the batch."""
         super().test_step(paired(batch), batch_idx)
 
+    def per_sample_loss(self, batch: Any) -> Tensor:
+        """The loss of each row of a batch, shape ``(batch,)``, without the penalty."""
+        return super().per_sample_loss(paired(batch))
+
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The outputs for inputs, or for a batch with targets."""
         outputs: Tensor = self(batch if isinstance(batch, Tensor) else paired(batch)[0])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from leyden.logger import LeydenLogger
+from leyden_callbacks import keeps_figures, log_figure
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import MLFlowLogger
 from torch import Tensor
@@ -165,19 +166,18 @@ class RuleReport(Callback):
         if not numbers or not self._certificates:
             return
         self.certificate = joined(self._certificates)
-        texts = {"rules.md": self.table(), "certificate.md": self.certificate.table()}
-        pictures = {}
-        if self.figure and trainer.is_global_zero:
-            pictures["certificate"] = self.certificate.figure()
-            pictures["corrections"] = draw_corrections(torch.cat(self._moves))
+        moves = torch.cat(self._moves)
         self._certificates, self._moves = [], []
-        _keep(trainer, texts, pictures)
+        _keep_texts(trainer, {"rules.md": self.table(), "certificate.md": self.certificate.table()})
+        if self.figure and keeps_figures(trainer):
+            log_figure(trainer, "certificate", self.certificate.figure())
+            log_figure(trainer, "corrections", draw_corrections(moves))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw CSAT against the epoch."""
         history, self._history = self._history, []
-        if self.figure and len(history) > 1 and trainer.is_global_zero:
-            _keep(trainer, {}, {"csat": draw_history(history)})
+        if self.figure and len(history) > 1 and keeps_figures(trainer):
+            log_figure(trainer, "csat", draw_history(history))
 
     def _start(self, module: LightningModule) -> None:
         layer = layer_of(module)
@@ -382,17 +382,11 @@ def _share(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.3f}"
 
 
-def _keep(trainer: Trainer, texts: dict[str, str], pictures: dict[str, Figure]) -> None:
-    if not trainer.is_global_zero:
-        return
-    for logger in trainer.loggers:
-        if isinstance(logger, LeydenLogger):
-            for name, text in texts.items():
+def _keep_texts(trainer: Trainer, texts: dict[str, str]) -> None:
+    """Keep texts with the run, wherever a logger of the Trainer can."""
+    for logger in trainer.loggers if trainer.is_global_zero else ():
+        for name, text in texts.items():
+            if isinstance(logger, LeydenLogger):
                 logger.log_text(text, name)
-            for name, picture in pictures.items():
-                logger.log_figure(name, picture)
-        elif isinstance(logger, MLFlowLogger):
-            for name, text in texts.items():
+            elif isinstance(logger, MLFlowLogger):
                 logger.experiment.log_text(logger.run_id, text, name)
-            for name, picture in pictures.items():
-                logger.experiment.log_figure(logger.run_id, picture, f"figures/{name}.png")
