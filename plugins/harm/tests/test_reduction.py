@@ -243,6 +243,18 @@ def test_the_active_fraction_counts_batches_since_it_was_last_logged() -> None:
     assert fractions[8] == sum(harmed[5:9]) / 4
 
 
+def test_only_steps_at_which_it_acts_are_logged_and_kept() -> None:
+    logger = Kept()
+
+    class Watched(HarmReduction):
+        def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            assert self._fit is not None
+            assert self._fit.record.steps == [1, 4, 7, 10]
+
+    fit(Learner(mlp()), Watched(every=3, start_step=1, log_every=4), logger=logger, steps=12)
+    assert list(logger.of("harm/rate_before")) == [1, 7]
+
+
 class Interrupted(Exception):  # noqa: N818
     pass
 

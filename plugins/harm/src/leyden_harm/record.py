@@ -18,13 +18,13 @@ class Record:
 
     Attributes:
         steps: the steps that are kept.
-        logged: the step of the last metrics; -1 before.
+        logged: the step of the last metrics; None before the first.
         nonfinite: whether a batch of which a number was not finite has been seen, as of the last metrics.
     """
 
     def __init__(self, most: int = 2000) -> None:
         self.steps: list[int] = []
-        self.logged = -1
+        self.logged: int | None = None
         self.nonfinite = False
         self._most = most
         self._stride = 1

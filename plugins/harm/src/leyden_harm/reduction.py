@@ -59,7 +59,7 @@ class HarmReduction(Callback):
         sync: whether the ranks solve one joint problem; needs batches of one size. Without it each rank
             balances its own batch.
         include_weight_decay: whether weight decay counts as part of the update.
-        log_every: log at every so many optimizer steps.
+        log_every: log at every so many optimizer steps, or the next one at which it acts.
         affine: for optimizers other than torch's SGD, Adam and AdamW: takes the optimizer and a parameter and
             returns (a, κ, P) of its next update P (a + κ ĝ), each of which None stands for 0, 1 and 1.
         figure: whether to draw at the end.
@@ -180,11 +180,11 @@ class HarmReduction(Callback):
     ) -> None:
         """Log, at the steps that log."""
         fit = self._fit
-        if fit is None or self.last is None:
+        if fit is None or self.last is None or not fit.acted:
             return
-        step = _step(trainer)
+        step, fit.acted = _step(trainer), False
         fit.record.keep(step, self.last)
-        if step % self.log_every or fit.record.logged == step:
+        if fit.record.logged is not None and step < fit.record.logged + self.log_every:
             return
         metrics = fit.record.metrics(step, self.last)
         if fit.record.nonfinite:
@@ -268,7 +268,7 @@ class HarmReduction(Callback):
             batch = len(gradient)
             first = trainer.global_rank * batch if self._joint(trainer) else 0
             factors = found.factors[first : first + batch].reshape(-1, *[1] * (gradient.dim() - 1))
-            self.last = found
+            self.last, fit.acted = found, True
             fit.record.count(found)
         return (gradient * factors).to(gradient.dtype)
 
@@ -374,6 +374,7 @@ class _Fit:
     parameters: list[Tensor] = field(default_factory=list)
     owners: list[_Owner | None] = field(default_factory=list)
     calls: int = 0
+    acted: bool = False
     record: Record = field(default_factory=Record)
     warned: set[str] = field(default_factory=set)
 
