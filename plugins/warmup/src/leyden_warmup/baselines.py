@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from leyden.arguments import check_at_least
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -57,7 +58,7 @@ class ScheduleFreeMode(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Go on."""
-        if trainer.training:
+        if trainer.state.fn == TrainerFn.FITTING:
             _switch(trainer, "train")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

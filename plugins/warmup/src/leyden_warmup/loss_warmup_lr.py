@@ -35,6 +35,7 @@ class LossWarmupLR(LRScheduler):
     Raises:
         ValueError: if an argument is out of its range.
 
+    >>> import torch
     >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.5)
     >>> scheduler = LossWarmupLR(optimizer, C=1.0)
     >>> scheduler.step(torch.tensor(4.0))
