@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from ffo_references import drawn, kkt_gradients, relative
 from leyden_ffolayer import FFOQPLayer
-from leyden_ffolayer.problems import dense_problem
+from leyden_ffolayer.problems import box_problem, dense_problem
 from torch import Tensor
 
 NAMES = ("Q", "q", "G", "h", "A", "b")
@@ -175,3 +177,49 @@ def test_shapes_follow_qpth_and_a_program_without_any_batch_has_none() -> None:
     assert layer(single["Q"][None], *(single[name] for name in NAMES[1:])).shape == (1, 4)
     empty = torch.tensor([])
     assert layer(single["Q"], single["q"], single["G"], single["h"], empty, empty).shape == (4,)
+
+
+@pytest.mark.parametrize("curved", [False, True])
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_box_program_has_the_gradients_of_its_dense_twin(curved: bool, batched: bool) -> None:
+    """Bounds are eliminated; hiding them behind a rotation of the decisions makes every row dense."""
+    problem = box_problem(12, batch=3, seed=1)
+    generator = torch.Generator().manual_seed(0)
+    M = torch.randn(12, 12, generator=generator, dtype=torch.float64)
+    Q = problem.Q + (M @ M.T / 12 if curved else 0)
+    h = problem.h.clone()
+    h[-1] = -2.0  # so that the sum's limit acts
+    G = problem.G.expand(3, -1, -1) if batched else problem.G
+    rotation = torch.linalg.qr(M).Q
+    outputs, found = [], []
+    for turn in (torch.eye(12, dtype=torch.float64), rotation):
+        leaves = [
+            (turn.T @ Q @ turn).requires_grad_(),
+            (problem.q @ turn).requires_grad_(),
+            (G @ turn).requires_grad_(),
+            h.clone().requires_grad_(),
+        ]
+        layer = FFOQPLayer(return_duals=True)
+        y, lam, _ = layer(*leaves)
+        assert layer.report.polished == 3
+        outputs.append((y.detach() @ turn.T, lam.detach()))
+        loss = (problem.c @ turn * y).sum() + lam.sum()
+        gradient = torch.autograd.grad(loss, leaves)
+        found.append((turn @ gradient[0] @ turn.T, gradient[1] @ turn.T, gradient[2] @ turn.T, gradient[3]))
+    for group in (outputs, found):
+        for one, other in zip(*group, strict=True):
+            assert relative(one, other) < 1e-9
+
+
+def test_bounds_on_both_sides_that_meet_fix_a_variable_twice() -> None:
+    eye = torch.eye(2, dtype=torch.float64)
+    G = torch.cat([eye, -eye])
+    h = torch.tensor([0.5, 1.0, -0.5, 1.0], dtype=torch.float64, requires_grad=True)
+    q = torch.tensor([1.0, 0.3], dtype=torch.float64, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        y = FFOQPLayer()(eye, q, G, h)
+        of_q, of_h = torch.autograd.grad(y.sum(), [q, h])
+    assert y.tolist() == pytest.approx([0.5, -0.3], abs=1e-7)
+    assert of_q.tolist() == pytest.approx([0, -1], abs=1e-6)
+    assert float(of_h[0] - of_h[2]) == pytest.approx(1, abs=1e-6)

@@ -404,17 +404,17 @@ class Triage(Claim):
             kind="better",
         ),
     )
-    minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.3, "laptop": 5.0, "paper": 12.0}
-    seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 8, "paper": 20}
+    minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.3, "laptop": 4.0, "paper": 12.0}
+    seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 6, "paper": 20}
     metric = "test_regret"
     validation = "val_regret"
     mode: ClassVar[Mode] = "min"
     reference = "two-stage, network"
 
     def cells(self, scale: Scale) -> Sequence[Cell]:
-        """Two trainings of two predictors, four learning rates each."""
-        rates = scale.pick(smoke=(0.01,), laptop=(0.001, 0.003, 0.01, 0.03))
-        options = {"epochs": scale.pick(smoke=1, laptop=15), "rows": scale.pick(smoke=32, laptop=256)}
+        """Two trainings of two predictors, three learning rates each."""
+        rates = scale.pick(smoke=(0.01,), laptop=(0.003, 0.01, 0.03))
+        options = {"epochs": scale.pick(smoke=1, laptop=12), "rows": scale.pick(smoke=32, laptop=256)}
         return [
             Cell(
                 method=f"{training}, {predictor}",
@@ -435,6 +435,8 @@ class Triage(Claim):
         changes: dict[str, Any] = {
             "model.init_args.training": "decision" if training == "end-to-end" else "two-stage",
             "data.init_args.train_size": cell.options["rows"],
+            "data.init_args.val_size": 128,
+            "data.init_args.test_size": 256,
             "optimizer.init_args.lr": cell.setting["lr"],
             "trainer.callbacks": [],
         }

@@ -114,7 +114,7 @@ def learn_constraints(
     steps: int = 250,
     size: int = 10,
     rows: int = 5,
-    rate: float = 1e-2,
+    rate: float = 0.03,
     batch: int = 16,
     pairs: int = 256,
     on_step: Callable[[int, float], None] | None = None,

@@ -9,6 +9,7 @@ float64.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,7 +18,7 @@ from torch import Tensor
 from leyden_ffolayer.reduced_kkt import apply, combine, lower_solve
 
 _STEP = 0.995
-_DAMPING = 1e-11
+_DAMPING = 1e-12
 _BLOW_UP = 1e14
 
 
@@ -81,12 +82,20 @@ class Program:
         return Program(**values)
 
 
-def start(program: Program) -> Iterates:
-    """A first point: the least-squares one of Mehrotra, with slacks and multipliers made positive."""
+def start(program: Program, structure: Structure) -> Iterates:
+    """A first point: the least-squares one of Mehrotra, with slacks and multipliers made positive.
+
+    Args:
+        program: the programs.
+        structure: theirs.
+
+    Returns:
+        The point.
+    """
     batch, count = program.h.shape
     nu = program.b.new_zeros(program.b.shape)
     ones = program.h.new_ones(batch, count)
-    system = _Condensed(program, ones)
+    system = _system(program, structure, ones)
     y, nu = system.solve(-program.q + combine(program.G, program.h), program.b)
     rest = apply(program.G, y) - program.h
     if count == 0:
@@ -99,11 +108,14 @@ def start(program: Program) -> Iterates:
     return Iterates(y, slack, lam, nu, torch.full((batch,), torch.inf, dtype=y.dtype), _counts(batch))
 
 
-def advance(program: Program, iterates: Iterates, *, tolerance: float, most: int) -> Bool[Tensor, " batch"]:
+def advance(
+    program: Program, structure: Structure, iterates: Iterates, *, tolerance: float, most: int
+) -> Bool[Tensor, " batch"]:
     """Iterate until every sample has reached a tolerance, broken down, or used up its iterations.
 
     Args:
         program: the programs.
+        structure: theirs.
         iterates: where they stand; changed.
         tolerance: of `Iterates.residual`.
         most: how many iterations a sample may have taken in all.
@@ -128,7 +140,7 @@ def advance(program: Program, iterates: Iterates, *, tolerance: float, most: int
         if not bool(going.all()):
             alive[places[~going]] = False
             continue
-        if not _step(part, state, residuals):
+        if not _step(part, structure, state, residuals):
             break
         broken = ~(torch.isfinite(state.y).all(dim=1) & torch.isfinite(state.lam).all(dim=1))
         state.iterations = state.iterations + 1
@@ -167,12 +179,14 @@ class _Residuals:
 class _Condensed:
     """The factorised system of an iteration, ``[Q + Gᵀ diag(d) G, Aᵀ; A, 0]``."""
 
-    def __init__(self, program: Program, weights: Tensor) -> None:
+    def __init__(self, program: Program, structure: Structure, weights: Tensor) -> None:
         self._A = program.A
-        matrix = _weighted_gram(program.G, weights) + program.Q
+        matrix = _weighted_gram(program.G, weights, structure) + program.Q
         size = matrix.shape[-1]
         level = matrix.diagonal(dim1=1, dim2=2).mean(dim=1)
-        matrix.diagonal(dim1=1, dim2=2).add_((_DAMPING * level + 1e-300)[:, None])
+        # Relative to Q: relative to the whole, which grows without bound, it would stall the last digits.
+        own = program.Q.diagonal(dim1=-2, dim2=-1).mean(dim=-1)
+        matrix.diagonal(dim1=1, dim2=2).add_((_DAMPING * own + 1e-16 * level + 1e-300)[:, None])
         self._penalty = 0.0 * level
         if program.b.shape[1]:
             # A multiple of AᵀA changes no solution and makes a singular matrix definite.
@@ -206,10 +220,16 @@ class _Condensed:
         return lower_solve(self._root, scaled - apply(self._half, nu), transposed=True), nu
 
 
-def _step(program: Program, state: Iterates, residuals: _Residuals) -> bool:
+def _system(program: Program, structure: Structure, weights: Tensor) -> _Condensed | _Woodbury:
+    if structure.diagonal is not None:
+        return _Woodbury(structure, weights)
+    return _Condensed(program, structure, weights)
+
+
+def _step(program: Program, structure: Structure, state: Iterates, residuals: _Residuals) -> bool:
     """One predictor and corrector; returns whether the matrix could be factorised."""
     weights = state.lam / state.slack
-    system = _Condensed(program, weights)
+    system = _system(program, structure, weights)
     if system.failed:
         return False
 
@@ -243,26 +263,97 @@ def _longest(state: Iterates, ds: Tensor, dlam: Tensor) -> Tensor:
     return (1 / ratios.clamp(min=1.0))[:, None]
 
 
-def _weighted_gram(G: Tensor, weights: Tensor) -> Tensor:
-    """The matrices ``Gᵀ diag(d) G``; rows with a single entry, such as bounds, only touch the diagonal."""
-    if G.dim() == 3:
-        scaled = G * weights.sqrt().unsqueeze(-1)
-        return scaled.mT @ scaled
-    entries = (G != 0).sum(dim=1)
-    single = entries == 1
-    size = G.shape[1]
+class Structure(NamedTuple):
+    """What of the matrices makes an iteration cheap; the same for all iterations.
+
+    Attributes:
+        single: which rows of G have a single entry, such as bounds; None: not enough of them, or not one G
+            for the whole batch.
+        places: the variable of each such row.
+        squares: the square of its entry.
+        others: the other rows.
+        diagonal: the diagonal of Q, where Q has nothing else, few rows of G have several entries and there
+            are no equalities.
+    """
+
+    single: Tensor | None = None
+    places: Tensor | None = None
+    squares: Tensor | None = None
+    others: Tensor | None = None
+    diagonal: Tensor | None = None
+
+
+def structure_of(program: Program) -> Structure:
+    """Look at the matrices of a program.
+
+    Args:
+        program: the programs.
+
+    Returns:
+        Their structure.
+    """
+    G, Q = program.G, program.Q
+    if G.dim() == 3 or len(G) == 0:
+        return Structure()
+    single = (G != 0).sum(dim=1) == 1
     if int(single.sum()) * 4 < len(G):
+        return Structure()
+    others, places = G[~single], G[single].abs().argmax(dim=1)
+    squares = G[single].gather(1, places[:, None]).squeeze(1).square()
+    few = len(others) * 4 <= G.shape[1] and program.b.shape[1] == 0
+    diagonal = Q.diagonal() if few and Q.dim() == 2 and int((Q != 0).sum()) <= len(Q) else None
+    return Structure(single, places, squares, others, diagonal)
+
+
+def _bounds_diagonal(structure: Structure, weights: Tensor, size: int) -> Tensor:
+    """What the rows with a single entry add to the diagonal of ``Gᵀ diag(d) G``."""
+    assert structure.single is not None
+    assert structure.places is not None
+    assert structure.squares is not None
+    diagonal = weights.new_zeros(len(weights), size)
+    diagonal.index_add_(1, structure.places, weights[:, structure.single] * structure.squares)
+    return diagonal
+
+
+def _weighted_gram(G: Tensor, weights: Tensor, structure: Structure) -> Tensor:
+    """The matrices ``Gᵀ diag(d) G``; rows with a single entry, such as bounds, only touch the diagonal."""
+    if structure.single is None:
         scaled = G * weights.sqrt().unsqueeze(-1)
         return scaled.mT @ scaled
-    others = G[~single]
-    scaled = others * weights[:, ~single].sqrt().unsqueeze(-1)
-    gram = scaled.mT @ scaled if len(others) else G.new_zeros(len(weights), size, size)
-    places = G[single].abs().argmax(dim=1)
-    squares = G[single].gather(1, places[:, None]).squeeze(1).square()
-    diagonal = G.new_zeros(len(weights), size)
-    diagonal.index_add_(1, places, weights[:, single] * squares)
-    gram.diagonal(dim1=1, dim2=2).add_(diagonal)
+    assert structure.others is not None
+    size = G.shape[1]
+    scaled = structure.others * weights[:, ~structure.single].sqrt().unsqueeze(-1)
+    gram = scaled.mT @ scaled if scaled.shape[1] else G.new_zeros(len(weights), size, size)
+    gram.diagonal(dim1=1, dim2=2).add_(_bounds_diagonal(structure, weights, size))
     return gram
+
+
+class _Woodbury:
+    """The condensed system where Q is diagonal and few rows are no bounds: a diagonal and a small matrix."""
+
+    failed = False
+
+    def __init__(self, structure: Structure, weights: Tensor) -> None:
+        assert structure.diagonal is not None
+        assert structure.others is not None
+        assert structure.single is not None
+        size = len(structure.diagonal)
+        self._rows = structure.others
+        diagonal = structure.diagonal + _bounds_diagonal(structure, weights, size)
+        self._diagonal = diagonal + _DAMPING * structure.diagonal.mean() + 1e-300
+        inner = (self._rows / self._diagonal.unsqueeze(1)) @ self._rows.T
+        inner.diagonal(dim1=1, dim2=2).add_(1 / weights[:, ~structure.single])
+        self._inner, failed = torch.linalg.cholesky_ex(inner)
+        self.failed = bool(failed.any())
+
+    def solve(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        """Solve for the step of y; there is no ν."""
+        scaled = first / self._diagonal
+        if len(self._rows):
+            right = (scaled @ self._rows.T).unsqueeze(-1)
+            weights = torch.cholesky_solve(right, self._inner).squeeze(-1)
+            scaled = scaled - (weights @ self._rows) / self._diagonal
+        return scaled, second
 
 
 def _largest(values: Tensor) -> Tensor:

@@ -19,7 +19,16 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from leyden_ffolayer.conic import Cones, ForwardSolver, solve_cone_program
-from leyden_ffolayer.interior_point import Iterates, Program, _Residuals, advance, start
+from leyden_ffolayer.interior_point import (
+    Iterates,
+    Program,
+    Structure,
+    _Residuals,
+    advance,
+    start,
+    structure_of,
+)
+from leyden_ffolayer.pinned_kkt import PinnedKKT, factorise_pinned
 from leyden_ffolayer.reduced_kkt import ReducedKKT, apply, combine, factorise
 
 QPSolver = Literal["ipm", "clarabel", "osqp"]
@@ -73,7 +82,7 @@ class System(NamedTuple):
 
     samples: Tensor
     rows: Tensor
-    kkt: ReducedKKT
+    kkt: ReducedKKT | PinnedKKT
 
 
 class Scaled(NamedTuple):
@@ -158,19 +167,21 @@ def solve(
     """
     scaled = scale_rows(program)
     inner = scaled.program
-    state = start(inner)
-    keeper = _Keeper(inner, state, root=root, for_gradients=for_gradients)
+    structure = structure_of(inner)
+    state = start(inner, structure)
+    keeper = _Keeper(inner, structure, state, root=root, for_gradients=for_gradients)
     if solver == "ipm":
         for stage in (_EARLY, _LATE, 1e-12) if polish else (max(tolerance, 1e-12),):
             open_ = keeper.open()
             if len(open_) == 0:
                 break
             part = state.take(open_)
-            reached = advance(inner.take(open_), part, tolerance=stage, most=max_iterations)
+            reached = advance(inner.take(open_), structure, part, tolerance=stage, most=max_iterations)
             state.put(open_, part)
             usable = part.residual < 1e-2
             if polish and bool(usable.any()):
-                keeper.polish(open_[usable])
+                careful = stage != _EARLY
+                keeper.polish(open_[usable], careful=careful)
             if stage == _LATE and bool(reached.all()) and not polish:
                 break
         keeper.settle(_ROUGH if polish else max(10 * tolerance, 1e-9))
@@ -186,7 +197,13 @@ class _Keeper:
     """Keeps what is settled of a batch while it is solved."""
 
     def __init__(
-        self, program: Program, state: Iterates, *, root: Tensor | None, for_gradients: bool
+        self,
+        program: Program,
+        structure: Structure,
+        state: Iterates,
+        *,
+        root: Tensor | None,
+        for_gradients: bool,
     ) -> None:
         self.program = program
         self.state = state
@@ -196,7 +213,7 @@ class _Keeper:
         self.systems: list[System] = []
         self._root = root
         self._for_gradients = for_gradients
-        self._definite = root is not None
+        self._structure = structure
 
     def open(self) -> Tensor:
         """The samples that are not settled."""
@@ -206,14 +223,21 @@ class _Keeper:
         """Settle the samples whose residual is small enough."""
         self.settled |= self.state.residual <= tolerance
 
-    def polish(self, samples: Tensor) -> None:
-        """Solve on the active set; settle the samples where that satisfies the optimality conditions."""
+    def polish(self, samples: Tensor, *, careful: bool = True) -> None:
+        """Solve on the active set; settle the samples where that satisfies the optimality conditions.
+
+        Args:
+            samples: places of the samples.
+            careful: whether dependent rows are worth their cost; early guesses of the set often have some.
+        """
         mask = _guess(self.program.take(samples), self.state.take(samples))
         for _ in range(_ROUNDS):
             part = self.program.take(samples)
-            system = self._factorised(part, samples, mask)
+            system = self._factorised(part, samples, mask, careful=careful)
             found, fault = _on_active_set(part, system)
             good = fault.worst <= 1e-9
+            if system.kkt.unusable is not None:
+                good &= ~system.kkt.unusable
             if bool(good.any()):
                 places = good.nonzero().flatten()
                 self.state.put(samples[places], found.take(places))
@@ -224,7 +248,10 @@ class _Keeper:
                     whole = len(places) == len(samples)
                     kkt = system.kkt if whole else system.kkt.take(places)
                     self.systems.append(System(samples[places], system.rows[places], kkt))
-            left = (~good).nonzero().flatten()
+            left = ~good
+            if system.kkt.unusable is not None:
+                left &= ~system.kkt.unusable
+            left = left.nonzero().flatten()
             if len(left) == 0:
                 return
             samples, mask = samples[left], fault.corrected(mask)[left]
@@ -278,12 +305,19 @@ class _Keeper:
             systems=self.systems,
         )
 
-    def _factorised(self, part: Program, samples: Tensor, mask: Tensor) -> System:
+    def _factorised(self, part: Program, samples: Tensor, mask: Tensor, *, careful: bool = True) -> System:
         root = self._root
         if root is not None and root.dim() == 3:
             root = root[samples]
         indices, rows, kept = pack_rows(part, mask)
-        kkt = factorise(part.Q, rows, kept, root=root)
+        kkt: ReducedKKT | PinnedKKT
+        if self._structure.single is not None and indices.shape[1] * 4 > part.Q.shape[-1]:
+            bounds = self._structure.single[indices]
+            none = bounds.new_zeros(len(bounds), part.b.shape[1])
+            single = torch.cat([none, bounds], dim=1)
+            kkt = factorise_pinned(part.Q, rows, kept, single, careful=careful)
+        else:
+            kkt = factorise(part.Q, rows, kept, root=root, careful=careful)
         return System(samples, indices, kkt)
 
     def _solve_one(self, sample: int, solver: ForwardSolver, tolerance: float, most: int) -> Failure | None:

@@ -59,6 +59,7 @@ class ReducedKKT:
         half: the solution of ``root @ half = Bᵀ``; None likewise.
         schur: the Cholesky factor of ``B H⁻¹ Bᵀ``, with ones where padded; None likewise.
         lu: factors and pivots of the whole matrix, where H is not positive definite.
+        unusable: samples that were not factorised because they would have needed care; None: there are none.
         hard: for samples whose rows depend on each other, wholly or nearly, factors that square nothing.
     """
 
@@ -70,6 +71,7 @@ class ReducedKKT:
     schur: Tensor | None = None
     lu: tuple[Tensor, Tensor] | None = None
     hard: Mapping[int, NullSpace] = field(default_factory=dict)
+    unusable: Bool[Tensor, " batch"] | None = None
 
     @property
     def dependent(self) -> bool:
@@ -141,7 +143,7 @@ class ReducedKKT:
 
 def factorise(
     hessian: Tensor, rows: Float[Tensor, "batch rows variables"], kept: Bool[Tensor, "batch rows"],
-    *, root: Tensor | None = None,
+    *, root: Tensor | None = None, careful: bool = True,
 ) -> ReducedKKT:  # fmt: skip
     """Factorise a reduced KKT matrix, by Cholesky where H is positive definite, else by LU.
 
@@ -150,10 +152,11 @@ def factorise(
         rows: B; rows of about one length give the best numbers.
         kept: which rows are no padding; the others must be 0.
         root: the Cholesky factor of H, where it is known.
+        careful: whether samples whose rows depend on each other get the factors of the null-space method,
+            which cost many times as much; else they are only marked as unusable.
 
     Returns:
-        The factors. A sample whose rows depend on each other, wholly or nearly, gets the factors of the
-        null-space method instead.
+        The factors.
 
     >>> kkt = factorise(2 * torch.eye(2), torch.tensor([[[1.0, 1.0]]]), torch.tensor([[True]]))
     >>> u, w = kkt.solve(torch.zeros(1, 2), torch.ones(1, 1))
@@ -165,7 +168,7 @@ def factorise(
         if bool(failed.any()):
             root = None
     if root is None:
-        return _by_lu(hessian, rows, kept)
+        return _by_lu(hessian, rows, kept, careful)
     if root.dim() == 2:
         batch, count, size = rows.shape
         flat = torch.linalg.solve_triangular(root, rows.reshape(-1, size).T, upper=False)
@@ -178,10 +181,11 @@ def factorise(
     pivots = schur.diagonal(dim1=1, dim2=2).square()
     largest = product.diagonal(dim1=1, dim2=2)
     suspect = (failed > 0) | (pivots < SMALLEST_PIVOT * largest).any(dim=1)
-    hard = _by_null_space(hessian, rows, kept, suspect)
-    if hard:  # what failed may hold NaN
+    hard = _by_null_space(hessian, rows, kept, suspect) if careful else {}
+    if bool(suspect.any()):  # what failed may hold NaN
         schur = torch.where(suspect[:, None, None], torch.eye(schur.shape[-1], dtype=schur.dtype), schur)
-    return ReducedKKT(hessian, rows, kept, root, half, schur, hard=hard)
+    unusable = None if careful else suspect
+    return ReducedKKT(hessian, rows, kept, root, half, schur, hard=hard, unusable=unusable)
 
 
 def apply(matrix: Tensor, vectors: Float[Tensor, "batch columns"]) -> Float[Tensor, "batch rows"]:
@@ -209,7 +213,7 @@ def lower_solve(
     return found.T if shared else found.squeeze(-1)
 
 
-def _by_lu(hessian: Tensor, rows: Tensor, kept: Tensor) -> ReducedKKT:
+def _by_lu(hessian: Tensor, rows: Tensor, kept: Tensor, careful: bool) -> ReducedKKT:
     batch, count, size = rows.shape
     whole = rows.new_zeros(batch, size + count, size + count)
     whole[:, :size, :size] = hessian
@@ -219,11 +223,12 @@ def _by_lu(hessian: Tensor, rows: Tensor, kept: Tensor) -> ReducedKKT:
     factors, pivots, failed = torch.linalg.lu_factor_ex(whole)
     diagonal = factors.diagonal(dim1=1, dim2=2).abs()
     suspect = (failed > 0) | (diagonal.amin(dim=1) < SMALLEST_PIVOT * diagonal.amax(dim=1))
-    hard = _by_null_space(hessian, rows, kept, suspect)
-    if hard:
+    hard = _by_null_space(hessian, rows, kept, suspect) if careful else {}
+    if bool(suspect.any()):
         identity = torch.eye(size + count, dtype=rows.dtype)
         factors = torch.where(suspect[:, None, None], identity, factors)
-    return ReducedKKT(hessian, rows, kept, lu=(factors, pivots), hard=hard)
+    unusable = None if careful else suspect
+    return ReducedKKT(hessian, rows, kept, lu=(factors, pivots), hard=hard, unusable=unusable)
 
 
 def _by_null_space(hessian: Tensor, rows: Tensor, kept: Tensor, suspect: Tensor) -> dict[int, NullSpace]:
