@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("core", "callbacks", "datamodules", "plugins/sps_safe", "plugins/harm", "plugins/warmup", "plugins/milp_layer")
+PACKAGES = (
+    "core",
+    "callbacks",
+    "datamodules",
+    "plugins/sps_safe",
+    "plugins/harm",
+    "plugins/warmup",
+    "plugins/milp_layer",
+)
 
 PLAIN_SCRIPT = """
 from functools import partial
