@@ -121,8 +121,8 @@ def reweight(
         ValueError: if shapes do not fit.
 
     >>> h, delta = torch.ones(2, 1), torch.tensor([[1.0], [-0.5]])
-    >>> reweight(h, delta, bias=False, normalize=False).weights
-    tensor([0.5000, 1.0000])
+    >>> reweight(h, delta, bias=False, max_upweight=0.5, normalize=False).weights
+    tensor([0.5000, 0.7500])
     """
     update = update or Update()
     batch = len(h)
