@@ -410,3 +410,18 @@ def test_the_activation_stands_between_layers_alone() -> None:
 
 def test_examples_in_docstrings_are_true() -> None:
     assert [doctest.testmod(module).failed for module in (tasks, arguments)] == [0, 0]
+
+
+def test_modules_that_a_subclass_names_stay_out_of_the_hyper_parameters() -> None:
+    class Constrained(Regression):
+        further_modules = ("layer",)
+
+        def __init__(self, backbone: nn.Module, layer: nn.Module, factor: float = 2.0) -> None:
+            super().__init__(backbone)
+            self.layer = layer
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        task = Constrained(mlp([4, 1]), nn.Identity())
+    assert task.hparams["factor"] == 2.0
+    assert "layer" not in task.hparams

@@ -313,3 +313,13 @@ def test_an_empty_scenario_is_solved_for_once() -> None:
     programs = int(layer.last_info.lps)
     assert torch.equal(layer(raw), first)
     assert int(layer.last_info.lps) < programs
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_what_is_remembered_of_a_sample_is_not_used_for_another(batch: int) -> None:
+    # at 0 the nearer disjunct is empty, at 1 it is not
+    near = at_least(0, 0.6) & at_most(0, 0.5 + 0.3 * feature(0))
+    layer = DisjunctiveProjection(RuleSet(1, 0, 1, rules=[any_of(near, at_most(0, 0.1))]))
+    raw = torch.full((batch, 1), 0.5, dtype=F64)
+    for x, expected in ((0.0, 0.1), (1.0, 0.6), (0.0, 0.1)):
+        assert layer(raw, torch.full((batch, 1), x))[0, 0] == pytest.approx(expected)

@@ -125,7 +125,7 @@ def certify(
         rules: the rules.
         outputs: the outputs of the dataset.
         features: the features, for rules that depend on them.
-        tol: how far a row may be violated, relative to its right-hand side where that is above 1; at least 0.
+        tol: how far a row may be violated, relative to its largest term where that is above 1; at least 0.
 
     Returns:
         The certificate.

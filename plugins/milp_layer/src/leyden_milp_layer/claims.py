@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from leyden_milp_layer.projection import DisjunctiveProjection
     from leyden_milp_layer.training import Split
 
-_RATES = (1e-3, 3e-3, 1e-2)
-_RHOS = (0.1, 1.0, 10.0)
+_RATES = (3e-4, 1e-3, 3e-3)
+_RHOS = (0.01, 0.1, 1.0)
 Grid = Mapping[str, tuple[str, Sequence[float]]]
 """For each method the name of the value that is tuned, and the values tried; none: one setting."""
 

@@ -23,8 +23,8 @@ class Violations:
     Attributes:
         active: which rules apply, shape ``(batch, rules)``.
         by_rule: the violation of each rule: of its disjuncts the smallest, of a disjunct's rows the largest
-            excess over the right-hand side, divided by that side's size where it is above 1; 0 where the rule
-            is satisfied or not active; shape ``(batch, rules)``.
+            excess over the right-hand side, divided by the largest term of the row where that is above 1; 0
+            where the rule is satisfied or not active; shape ``(batch, rules)``.
         common: the same of bounds and global constraints, shape ``(batch,)``.
     """
 
@@ -56,7 +56,8 @@ def violations(
     """
     with torch.no_grad():
         bank, over = _excess(rules, y, x)
-        over = over / bank.b.abs().clamp(min=1.0)
+        terms = (bank.A * y.to("cpu", torch.float64)[:, None, :]).abs().amax(dim=2)
+        over = over / torch.maximum(terms, bank.b.abs()).clamp(min=1.0)
         columns = [
             torch.stack([over[:, start:stop].amax(dim=1) for start, stop in spans], dim=1).amin(dim=1)
             if spans

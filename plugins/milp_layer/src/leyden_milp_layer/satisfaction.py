@@ -23,7 +23,7 @@ class RuleSatisfaction(Metric):
 
     Args:
         rules: the rules, or the path of a rule file.
-        tol: how far a row may be violated, relative to its right-hand side where that is above 1.
+        tol: how far a row may be violated, relative to its largest term where that is above 1.
 
     Raises:
         ValueError: if ``tol`` is negative or not finite.
