@@ -19,6 +19,7 @@ PACKAGES = (
     "plugins/harm",
     "plugins/warmup",
     "plugins/milp_layer",
+    "plugins/ffolayer",
 )
 
 PLAIN_SCRIPT = """

@@ -231,7 +231,7 @@ class _Keeper:
             careful: whether dependent rows are worth their cost; early guesses of the set often have some.
         """
         mask = _guess(self.program.take(samples), self.state.take(samples))
-        for _ in range(_ROUNDS):
+        for place in range(_ROUNDS):
             part = self.program.take(samples)
             system = self._factorised(part, samples, mask, careful=careful)
             found, fault = _on_active_set(part, system)
@@ -254,7 +254,7 @@ class _Keeper:
             left = left.nonzero().flatten()
             if len(left) == 0:
                 return
-            samples, mask = samples[left], fault.corrected(mask)[left]
+            samples, mask = samples[left], fault.corrected(mask, every_row=place == 0)[left]
 
     def solve_each(
         self, samples: Tensor, solver: ForwardSolver, tolerance: float, most: int, polish: bool
@@ -379,8 +379,13 @@ class _Fault(NamedTuple):
     violations: Tensor
     active: Tensor
 
-    def corrected(self, mask: Tensor) -> Tensor:
-        """The active set without its most negative multiplier and with the most violated row."""
+    def corrected(self, mask: Tensor, *, every_row: bool) -> Tensor:
+        """The active set without its most negative multiplier and with the most violated row.
+
+        Where many rows are wrong it pays to correct every one at once, but that may go in circles.
+        """
+        if every_row:
+            return (mask & (self.pressures > -1e-9)) | (~mask & (self.violations > 1e-9))
         changed = mask.clone()
         if mask.shape[1] == 0:
             return changed
