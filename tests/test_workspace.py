@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import graphlib
 import re
 import tomllib
 from pathlib import Path
@@ -20,6 +22,27 @@ def test_every_package_has_its_parts(package: str) -> None:
     name = "leyden" if package == "core" else f"leyden_{folder.name}"
     for part in ("pyproject.toml", "README.md", f"src/{name}/py.typed", f"src/{name}/__init__.py", "tests"):
         assert (folder / part).exists(), f"{package} lacks {part}"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_imports_go_in_a_circle(package: str) -> None:
+    source = ROOT / package / "src"
+    files = {".".join(path.relative_to(source).with_suffix("").parts): path for path in source.rglob("*.py")}
+    modules = {name.removesuffix(".__init__"): path for name, path in files.items()}
+    graph = {name: _imported(path) & (modules.keys() - {name}) for name, path in modules.items()}
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def _imported(path: Path) -> set[str]:
+    """All that a module imports, anywhere in it and for type checkers alone as well."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names | {str(node.module)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
 
 
 @pytest.mark.parametrize("name", PLUGINS)

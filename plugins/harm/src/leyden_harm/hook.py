@@ -6,12 +6,10 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from leyden_harm.reduction import HarmReduction
+    from torch import Tensor, nn
 
 _silent: ContextVar[bool] = ContextVar("silent", default=False)
 
@@ -26,22 +24,29 @@ def silent_hooks() -> Iterator[None]:
         _silent.reset(token)
 
 
+class Listener(Protocol):
+    """Who is told of a layer's calls."""
+
+    def on_layer_called(self, layer: nn.Module, h: Tensor, output: Any) -> None:
+        """Take note of a call: the layer, its input and what it returned."""
+
+
 class ForwardHook:
-    """Tells a callback of every call of a layer; a copy of it, as of a module under EMA, tells nobody.
+    """Tells a listener of every call of a layer; a copy of it, as of a module under EMA, tells nobody.
 
     Args:
-        callback: who is told; None for a copy.
+        listener: who is told; None for a copy.
     """
 
-    def __init__(self, callback: HarmReduction | None = None) -> None:
-        self._callback = None if callback is None else weakref.ref(callback)
+    def __init__(self, listener: Listener | None = None) -> None:
+        self._listener = None if listener is None else weakref.ref(listener)
 
     def __call__(  # noqa: D102 - what torch asks of a hook
         self, layer: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any], output: Any
     ) -> None:
-        callback = None if self._callback is None else self._callback()
-        if callback is not None and not _silent.get():
-            callback.on_layer_called(layer, arguments[0] if arguments else keywords["input"], output)
+        listener = None if self._listener is None else self._listener()
+        if listener is not None and not _silent.get():
+            listener.on_layer_called(layer, arguments[0] if arguments else keywords["input"], output)
 
     def __reduce__(self) -> tuple[type[ForwardHook], tuple[()]]:
         return ForwardHook, ()

@@ -25,6 +25,27 @@ class Harm(NamedTuple):
     mass: Tensor
 
 
+class Probed(NamedTuple):
+    """One probed step.
+
+    Attributes:
+        step: the optimizer step.
+        rate: share of the samples whose loss rose.
+        mass: sum of the increases over the sum of all changes.
+        changes: the change of every sample's loss on this rank.
+        gram_correlation: correlation of the last layer's Gram matrix with the whole one; None where not
+            asked.
+        mass_first_order: the mass that the whole gradients predict; None where not asked.
+    """
+
+    step: int
+    rate: float
+    mass: float
+    changes: tuple[float, ...]
+    gram_correlation: float | None = None
+    mass_first_order: float | None = None
+
+
 def harm_of_losses(before: Float[Tensor, " batch"], after: Float[Tensor, " batch"]) -> Harm:
     """Harm from the losses of the same samples before and after a step (reconstructed).
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from leyden_harm.probe import Probed
+    from leyden_harm.measuring import Probed
     from leyden_harm.record import Record
 
 

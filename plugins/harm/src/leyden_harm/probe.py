@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from leyden_harm.hook import silent_hooks
 from leyden_harm.layer import last_linear
-from leyden_harm.measuring import gram_correlation, harm_of_totals, harm_totals
+from leyden_harm.measuring import Probed, gram_correlation, harm_of_totals, harm_totals
 from leyden_harm.pictures import draw_probe
 
 if TYPE_CHECKING:
@@ -208,27 +208,6 @@ class HarmProbe(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_window": []}
-
-
-class Probed(NamedTuple):
-    """One probed step.
-
-    Attributes:
-        step: the optimizer step.
-        rate: share of the samples whose loss rose.
-        mass: sum of the increases over the sum of all changes.
-        changes: the change of every sample's loss on this rank.
-        gram_correlation: correlation of the last layer's Gram matrix with the whole one; None where not
-            asked.
-        mass_first_order: the mass that the whole gradients predict; None where not asked.
-    """
-
-    step: int
-    rate: float
-    mass: float
-    changes: tuple[float, ...]
-    gram_correlation: float | None = None
-    mass_first_order: float | None = None
 
 
 def per_sample_losses(module: LightningModule, batch: Any) -> Tensor:
