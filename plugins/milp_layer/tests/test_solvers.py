@@ -19,12 +19,15 @@ from leyden_milp_layer import (
     certify,
     equals,
     total,
+    violations,
 )
 from leyden_milp_layer import pivoting as pivoting_module
 from leyden_milp_layer.highs import WarmProjection, is_empty, minimize, projection_program
+from leyden_milp_layer.lifted import chain, samples_of
 from leyden_milp_layer.mixed_integer import irreducible_conflict
 from leyden_milp_layer.pivoting import BEYOND, EMPTY, OPTIMAL, UNSOLVED, nearest_points
 from leyden_milp_layer.quadratic import nearest_l2, nearest_smoothed
+from leyden_milp_layer.random_rules import random_problems
 from numpy.typing import NDArray
 from scipy.optimize import minimize as scipy_minimize
 
@@ -227,3 +230,24 @@ def test_hundreds_of_rows_in_many_outputs() -> None:
     assert first is not None
     assert second is not None
     torch.testing.assert_close(first.distance, second.distance, rtol=0, atol=1e-6)
+
+
+def test_the_most_violated_rule_is_expanded_first() -> None:
+    told = 0
+    for rules, point in random_problems(60, seed=21):
+        (sample,) = samples_of(rules, point)
+        relaxed = list(itertools.islice(chain(sample), 2))
+        violated = violations(rules, torch.from_numpy(relaxed[0].point)[None]).by_rule[0]
+        if (violated > 1e-6).sum() == 1 and len(rules.rules) > 1:
+            assert relaxed[1].order == (int(violated.argmax()),)
+            told += violated.argmax() > 0
+    assert told > 0
+
+
+def test_relaxations_keep_equalities() -> None:
+    sides = Polyhedron(A_eq=[[1.0, -1.0, 0.0]], b_eq=[0.1])
+    rules = RuleSet(3, 0, 1, [total().equals(1.2)], [sides, equals(2, 0.9) | equals(2, 0.1)])
+    raw = torch.rand(6, 3, generator=torch.Generator().manual_seed(2), dtype=F64)
+    relaxed = DisjunctiveProjection(rules, relaxation="cnf")(raw)
+    torch.testing.assert_close(relaxed.sum(dim=1), torch.full((6,), 1.2, dtype=F64))
+    torch.testing.assert_close(relaxed[:, 0] - relaxed[:, 1], torch.full((6,), 0.1, dtype=F64))

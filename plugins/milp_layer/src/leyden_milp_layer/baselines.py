@@ -11,54 +11,68 @@ import itertools
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import lil_array
+from scipy.optimize import nnls
 
-from leyden_milp_layer.highs import Program, is_empty, minimize
+from leyden_milp_layer.highs import Program, minimize
 from leyden_milp_layer.lifted import Sample
 
 Array = NDArray[np.float64]
 INFINITY = float("inf")
 
+_SUM = 1e5
+"""Weight of the row that makes shares sum to 1, before they are divided by their sum."""
 
-def hull_l2(sample: Sample, point: Array) -> Array | None:
+
+def hull_l2(sample: Sample, point: Array, *, gap: float = 1e-8, steps: int = 100) -> Array | None:
     """The point of the convex hull of all scenarios that is nearest in the squared Euclidean norm.
+
+    Vertices are added one by one, each the best in the direction of the point over all scenarios, and the
+    nearest point of their hull is found anew (the fully corrective Frank-Wolfe method).
 
     Args:
         sample: the rules; its weights are ignored.
         point: what is projected, shape ``(outputs,)``.
+        gap: how far the squared distance may be from the smallest.
+        steps: how many vertices are added at most.
 
     Returns:
         Shape ``(outputs,)``; None where every scenario is empty.
     """
-    n, layout = len(sample.point), sample.layout
+    layout = sample.layout
     common = list(range(layout.common))
-    blocks: list[list[int]] = []
-    for choice in itertools.product(*(layout.disjuncts[rule] for rule in sample.rules)):
-        rows = common + [row for span in choice for row in range(*span)]
-        if not is_empty(sample.A[rows], sample.b[rows], layout.equality[rows]):
-            blocks.append(rows)
-    if not blocks:
+    scenarios = [
+        common + [row for span in choice for row in range(*span)]
+        for choice in itertools.product(*(layout.disjuncts[rule] for rule in sample.rules))
+    ]
+    first = _farthest(sample, scenarios, -point)
+    if first is None:
         return None
-    columns = n + len(blocks) * (n + 1)
-    count = 1 + n + sum(map(len, blocks))
-    matrix = lil_array((count, columns))
-    low, high = np.zeros(count), np.zeros(count)
-    low[0] = high[0] = 1.0
-    matrix[1 : n + 1, :n] = np.eye(n)
-    row = n + 1
-    for place, chosen in enumerate(blocks):
-        start = n + place * (n + 1)
-        matrix[0, start + n] = 1.0
-        matrix[1 : n + 1, start : start + n] = -np.eye(n)
-        matrix[row : row + len(chosen), start : start + n] = sample.A[chosen]
-        matrix[row : row + len(chosen), start + n] = -sample.b[chosen]
-        low[row : row + len(chosen)] = np.where(layout.equality[chosen], 0.0, -INFINITY)
-        row += len(chosen)
-    cost, square = np.zeros(columns), np.zeros(columns)
-    cost[:n], square[:n] = -2 * point, 2.0
-    lower = np.full(columns, -INFINITY)
-    lower[2 * n :: n + 1] = 0.0
-    found = minimize(
-        Program(cost, matrix.tocsc(), low, high, lower, np.full(columns, INFINITY), quadratic=square)
-    )
-    return None if found is None else found.values[:n]
+    vertices, nearest = [first], first
+    for _ in range(steps):
+        slope = nearest - point
+        best = _farthest(sample, scenarios, slope)
+        if best is None or slope @ (nearest - best) <= gap:
+            break
+        if min(np.abs(best - one).max() for one in vertices) <= 1e-9:
+            break  # what is left is rounding
+        vertices.append(best)
+        columns = np.array(vertices).T
+        system = np.vstack([columns, np.full(len(vertices), _SUM)])
+        shares, _ = nnls(system, np.append(point, _SUM))
+        nearest = columns @ (shares / shares.sum())
+    return nearest
+
+
+def _farthest(sample: Sample, scenarios: list[list[int]], slope: Array) -> Array | None:
+    """The point with the smallest product with the slope; scenarios that are empty are removed."""
+    n = len(slope)
+    free = np.full(n, INFINITY)
+    found: list[tuple[float, Array]] = []
+    for rows in list(scenarios):
+        lower = np.where(sample.layout.equality[rows], sample.b[rows], -INFINITY)
+        solved = minimize(Program(slope, sample.A[rows], lower, sample.b[rows], -free, free))
+        if solved is None:
+            scenarios.remove(rows)
+        else:
+            found.append((solved.objective, solved.values))
+    return min(found, key=lambda one: one[0])[1] if found else None

@@ -32,7 +32,6 @@ class Program:
         lower: shape ``(columns,)``.
         upper: shape ``(columns,)``.
         integral: which columns are whole numbers; None: none.
-        quadratic: of each column the factor of its square, halved; None: none.
     """
 
     cost: Array
@@ -42,7 +41,6 @@ class Program:
     lower: Array
     upper: Array
     integral: Mask | None = None
-    quadratic: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -87,10 +85,8 @@ def minimize(program: Program) -> Solution | None:
         ):
             solver.setOptionValue(option, value)
     solver.passModel(_model(program))
-    if program.quadratic is not None:
-        solver.passHessian(_hessian(program.quadratic))
     solver.run()
-    return _solution(solver, linear=program.integral is None and program.quadratic is None)
+    return _solution(solver, linear=program.integral is None)
 
 
 def is_empty(A: Array, b: Array, equality: Mask) -> bool:
@@ -216,16 +212,6 @@ def _model(program: Program) -> Any:
         kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
         model.integrality_ = [kinds[int(whole)] for whole in program.integral]
     return model
-
-
-def _hessian(diagonal: Array) -> Any:
-    places = np.flatnonzero(diagonal)
-    hessian = highspy.HighsHessian()
-    hessian.dim_ = len(diagonal)
-    hessian.start_ = np.concatenate([[0], np.cumsum(diagonal != 0)]).astype(np.int32)
-    hessian.index_ = places.astype(np.int32)
-    hessian.value_ = diagonal[places]
-    return hessian
 
 
 def _solution(solver: Any, *, linear: bool) -> Solution | None:
