@@ -43,7 +43,10 @@ class CvxpyQPLayer(nn.Module):
         Returns:
             The decisions, of shape (batch, n) and the type of q.
         """
-        arguments: dict[str, Any] = {} if self.adjoint == "lsqr" else {"mode": self.adjoint}
+        arguments: dict[str, Any] = {}
+        # Without a gradient to compute, cvxpylayers does not know the setting of how to compute it.
+        if self.adjoint != "lsqr" and torch.is_grad_enabled() and q.requires_grad:
+            arguments["mode"] = self.adjoint
         if self.eps is not None:
             arguments["eps"] = self.eps
         (found,) = self._layer(Q, G, h)(q.double(), solver_args=arguments)

@@ -19,6 +19,9 @@ from torch import Tensor
 SMALLEST_PIVOT = 1e-11
 """A Schur complement whose squared pivots fall below this share of the largest is not trusted."""
 
+EVEN = 1e-5
+"""Squared pivots within this share of the largest lose no more than a few digits."""
+
 RANK_TOLERANCE = 1e-12
 """Singular values below this share of the largest count as zero."""
 
@@ -59,6 +62,7 @@ class ReducedKKT:
         half: the solution of ``root @ half = Bᵀ``; None likewise.
         schur: the Cholesky factor of ``B H⁻¹ Bᵀ``, with ones where padded; None likewise.
         lu: factors and pivots of the whole matrix, where H is not positive definite.
+        healthy: whether all pivots are of about one size, so that no refinement is needed.
         unusable: samples that were not factorised because they would have needed care; None: there are none.
         hard: for samples whose rows depend on each other, wholly or nearly, factors that square nothing.
     """
@@ -72,6 +76,7 @@ class ReducedKKT:
     lu: tuple[Tensor, Tensor] | None = None
     hard: Mapping[int, NullSpace] = field(default_factory=dict)
     unusable: Bool[Tensor, " batch"] | None = None
+    healthy: bool = False
 
     @property
     def dependent(self) -> bool:
@@ -81,7 +86,7 @@ class ReducedKKT:
     def solve(
         self, first: Float[Tensor, "batch variables"], second: Float[Tensor, "batch rows"]
     ) -> tuple[Float[Tensor, "batch variables"], Float[Tensor, "batch rows"]]:
-        """Solve for (u, w), with one step of iterative refinement.
+        """Solve for (u, w), with one step of iterative refinement unless the matrix is well conditioned.
 
         Dependent rows leave w undetermined; then it is the one of least norm, and u is unique all the same.
 
@@ -94,6 +99,8 @@ class ReducedKKT:
         """
         second = second * self.kept
         u, w = self._solve_once(first, second)
+        if self.healthy:
+            return u, w * self.kept
         rest = first - apply(self.hessian, u) - combine(self.rows, w)
         more_u, more_w = self._solve_once(rest, second - apply(self.rows, u))
         return u + more_u, (w + more_w) * self.kept
@@ -116,6 +123,7 @@ class ReducedKKT:
             pick(self.schur),
             None if self.lu is None else (self.lu[0][samples], self.lu[1][samples]),
             {places[place]: parts for place, parts in self.hard.items() if place in places},
+            healthy=self.healthy,
         )
 
     def _solve_once(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
@@ -185,7 +193,8 @@ def factorise(
     if bool(suspect.any()):  # what failed may hold NaN
         schur = torch.where(suspect[:, None, None], torch.eye(schur.shape[-1], dtype=schur.dtype), schur)
     unusable = None if careful else suspect
-    return ReducedKKT(hessian, rows, kept, root, half, schur, hard=hard, unusable=unusable)
+    healthy = not bool(suspect.any()) and _even(root) and _even(schur)
+    return ReducedKKT(hessian, rows, kept, root, half, schur, hard=hard, unusable=unusable, healthy=healthy)
 
 
 def apply(matrix: Tensor, vectors: Float[Tensor, "batch columns"]) -> Float[Tensor, "batch rows"]:
@@ -211,6 +220,14 @@ def lower_solve(
     right = vectors.T if shared else vectors.unsqueeze(-1)
     found: Tensor = torch.linalg.solve_triangular(matrix, right, upper=transposed)
     return found.T if shared else found.squeeze(-1)
+
+
+def _even(root: Tensor) -> bool:
+    """Whether the squared pivots of Cholesky factors are within `EVEN` of each other."""
+    pivots = root.diagonal(dim1=-2, dim2=-1).square()
+    if pivots.shape[-1] == 0:
+        return True
+    return bool((pivots.amin(dim=-1) > EVEN * pivots.amax(dim=-1)).all())
 
 
 def _by_lu(hessian: Tensor, rows: Tensor, kept: Tensor, careful: bool) -> ReducedKKT:
