@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from harm_testbed import Gradients, Learner, mlp, rows, weighted_gradients
 from leyden_harm import HarmProbe, HarmReduction, total_harm
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch.utils.data import DataLoader, Subset
@@ -139,6 +140,14 @@ for one in probe.probed:
     assert abs(one.rate - float((joint > 0).float().mean())) < 1e-6
     assert abs(one.mass - float(joint.clamp_min(0).sum() / joint.abs().sum())) < 1e-5
 print("right: probe")
+
+# a rank with a smaller last batch: an error on both, and not a wait for ever
+uneven = Subset(shares[rank], range(7 - rank))
+try:
+    train(build, DDPStrategy(process_group_backend="gloo"), HarmReduction(sync=True), data=uneven, batch=4)
+except MisconfigurationException as error:
+    assert "(2, 8) and (3, 8)" in str(error), error
+    print("right: uneven")
 dist.destroy_process_group()
 """
 
@@ -174,4 +183,4 @@ def test_two_processes_solve_the_joint_problem_or_each_its_own(tmp_path: Path) -
             process.kill()
     for process, output in zip(ranks, outputs, strict=True):
         assert process.returncode == 0, output
-        assert output.count("right:") == 4
+        assert output.count("right:") == 5

@@ -11,6 +11,7 @@ from harm_testbed import Gradients, Learner, fit, rows, weighted_gradients
 from leyden.tasks import CausalTransformer
 from leyden_harm import HarmReduction, total_harm
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 
@@ -144,6 +145,33 @@ def test_a_head_that_stands_before_the_blocks_is_pointed_out() -> None:
             data=images(),
             steps=2,
         )
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing_of_the_backbone_changes_nothing_and_misleads_nobody(
+    reentrant: bool,
+) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(6, 8), nn.Tanh())
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            inputs = inputs.clone().requires_grad_()
+            hidden = checkpoint(self.body, inputs, use_reentrant=reentrant)
+            logits: Tensor = self.head(hidden)
+            return logits
+
+    module = Learner(Checkpointed())
+    reduction = HarmReduction(max_upweight=4.0)
+    seen = Gradients(reduction)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="HarmReduction")
+        fit(module, reduction, seen, steps=3)
+    expected = weighted_gradients(module, seen.states[-1], seen.batches[-1], seen.weights[-1])
+    for key, gradient in expected.items():
+        torch.testing.assert_close(seen.gradients[-1][key], gradient, rtol=1e-5, atol=1e-7)
 
 
 def test_the_output_projection_of_attention_is_not_taken_for_the_last_layer() -> None:

@@ -263,6 +263,43 @@ def test_both_callbacks_give_their_pictures_to_loggers_that_keep_them() -> None:
     assert not silent.figures
 
 
+def test_losses_that_are_not_finite_are_told_and_left_out_of_the_means() -> None:
+    class Spoil(Callback):
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 2:
+                batch[0][0, 0] = float("nan")
+
+    probe, spoilt = HarmProbe(every=1), HarmProbe(every=1)
+    fit(Learner(mlp()), probe, steps=2)
+    fit(Learner(mlp()), Spoil(), spoilt, steps=4)
+    assert spoilt.summary() == probe.summary() + "; in 2 more, losses were not finite"
+    spoilt.probed = spoilt.probed[2:]
+    assert "in 0 steps of SGD losses were finite; in 2 more" in spoilt.summary()
+
+
+def test_what_cannot_be_drawn_or_found_is_refused_before_the_training() -> None:
+    class Never(Learner):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            raise AssertionError
+
+    with pytest.raises(ValueError, match=r"picture: expected a file that ends in .*, got 'harm\.xyz'"):
+        fit(Never(mlp()), HarmProbe(picture="harm.xyz"), steps=1)
+    with pytest.raises(MisconfigurationException, match=r"layer: there is no module 'nope'.*'model\.2'"):
+        fit(Never(mlp()), HarmProbe(gram=True, layer="nope"), steps=1)
+
+
+def test_gradients_are_also_correlated_where_hooks_would_not_run_and_not_where_the_layer_is_frozen() -> None:
+    model = mlp()
+    model.compile(backend="eager")
+    probe = HarmProbe(every=1, gram=True)
+    fit(Learner(model), probe, steps=1)
+    assert probe.probed[0].gram_correlation is not None
+    model = mlp()
+    model[2].requires_grad_(False)
+    fit(Learner(model), probe, steps=1)
+    assert probe.probed[0].gram_correlation is None
+
+
 @pytest.mark.parametrize("every", [0, -1, True, 1.5])
 def test_a_wrong_interval_is_named(every: Any) -> None:
     with pytest.raises(ValueError, match="every: expected a whole number of at least 1"):

@@ -326,6 +326,8 @@ def test_the_callback_can_be_copied_during_a_training() -> None:
         ({"max_upweight": -1.0}, "max_upweight"),
         ({"max_upweight": float("nan")}, "max_upweight"),
         ({"max_upweight": float("inf")}, "max_upweight"),
+        ({"max_upweight": True}, "max_upweight: expected a finite number above 0, got True"),
+        ({"affine": "plain"}, "affine: expected a function of an optimizer and a parameter, got 'plain'"),
         ({"n_iter": 0}, "n_iter: expected a whole number of at least 1, got 0"),
         ({"every": 0}, "every: expected a whole number of at least 1, got 0"),
         ({"start_step": -1}, "start_step"),
@@ -496,6 +498,19 @@ def test_an_unknown_optimizer_is_taken_for_plain_descent_unless_it_is_explained(
     K = 2 * (h @ h.T + 1) * (delta @ delta.T)
     expected = 2 * (delta * (h.sum(1, keepdim=True) + 1)).sum(1) + 0.5 * K.mean(1)
     torch.testing.assert_close(seen.margins[0][0], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("told", "text"),
+    [
+        (3, r"expected \(a, kappa, P\) for a parameter of shape \(3, 8\), got 3"),
+        ((torch.ones(7), 1.0, None), r"expected a of the parameter's shape \(3, 8\), got \(7,\)"),
+        ((None, 1.0, 2.0), r"expected P of the parameter's shape \(3, 8\), got 2\.0"),
+    ],
+)
+def test_an_explanation_that_does_not_fit_is_refused_in_words(told: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=f"affine: {text}"):
+        fit(Learner(mlp()), HarmReduction(affine=lambda optimizer, parameter: told), steps=1)
 
 
 def test_without_history_the_momentum_does_not_count() -> None:

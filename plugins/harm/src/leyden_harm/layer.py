@@ -12,6 +12,29 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 
 def last_linear(module: LightningModule, layer: str | None) -> tuple[str, nn.Linear]:
+    """The layer whose output the loss is made of, where hooks of it are called.
+
+    Args:
+        module: as of `find_linear`.
+        layer: as of `find_linear`.
+
+    Returns:
+        The name and the layer.
+
+    Raises:
+        MisconfigurationException: if there is none, it is no ``nn.Linear``, or it is compiled.
+    """
+    name, found = find_linear(module, layer)
+    if getattr(module, "_compiler_ctx", None) is not None or compiled_in(module, name):
+        raise MisconfigurationException(
+            f"layer: '{name}' lies in a compiled module, where its hooks do not run; compile the backbone"
+            f" alone"
+            " and leave this layer out of it"
+        )
+    return name, found
+
+
+def find_linear(module: LightningModule, layer: str | None) -> tuple[str, nn.Linear]:
     """The layer whose output the loss is made of.
 
     A layer that stands at several places counts once, at the first of them, as
@@ -26,15 +49,13 @@ def last_linear(module: LightningModule, layer: str | None) -> tuple[str, nn.Lin
         The name and the layer.
 
     Raises:
-        MisconfigurationException: if there is none, it is no ``nn.Linear``, or it is compiled.
+        MisconfigurationException: if there is none, or it is no ``nn.Linear``.
     """
     names = dict(linears(module))
     if layer is None:
         if not names:
             raise MisconfigurationException(
-                f"layer: {type(module).__name__} has no torch.nn.Linear; HarmReduction works on one whose"
-                f" output is"
-                " the logits"
+                f"layer: {type(module).__name__} has no torch.nn.Linear, of which one must make the logits"
             )
         layer = list(names)[-1]
     modules = dict(module.named_modules(remove_duplicate=False))
@@ -44,12 +65,6 @@ def last_linear(module: LightningModule, layer: str | None) -> tuple[str, nn.Lin
     if not isinstance(found, nn.Linear):
         raise MisconfigurationException(
             f"layer: expected a torch.nn.Linear, '{layer}' is a {type(found).__name__}; {hint(layer, names)}"
-        )
-    if getattr(module, "_compiler_ctx", None) is not None or compiled_in(module, layer):
-        raise MisconfigurationException(
-            f"layer: '{layer}' lies in a compiled module, where its hooks do not run; compile the backbone"
-            f" alone"
-            " and leave this layer out of it"
         )
     return layer, found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leyden.figures import MUTED, new_figure, place_legend, styles
@@ -13,6 +14,23 @@ if TYPE_CHECKING:
 
     from leyden_harm.measuring import Probed
     from leyden_harm.record import Record
+
+
+def check_picture(name: str, path: str) -> None:
+    """Refuse a file that no figure can be written to, before a training rather than after it.
+
+    Args:
+        name: the argument's name.
+        path: the file; without an ending it becomes a PNG.
+
+    Raises:
+        ValueError: if its ending is of no format that figures have.
+    """
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    ending = Path(path).suffix.lstrip(".").lower()
+    if ending and ending not in FigureCanvasBase.get_supported_filetypes():
+        raise ValueError(f"{name}: expected a file that ends in .png, .svg or .pdf, got {path!r}")
 
 
 def draw_reduction(record: Record) -> Figure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,9 +23,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from leyden_harm.hook import silent_hooks
-from leyden_harm.layer import last_linear
+from leyden_harm.layer import find_linear
 from leyden_harm.measuring import Probed, gram_correlation, harm_of_totals, harm_totals
-from leyden_harm.pictures import draw_probe
+from leyden_harm.pictures import check_picture, draw_probe
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -58,7 +59,7 @@ class HarmProbe(Callback):
         picture: a file that the figure is written to as well; its ending says the format.
 
     Raises:
-        ValueError: if ``every`` is not a positive integer.
+        ValueError: if ``every`` is not a positive integer; in training, if no picture has such an ending.
         MisconfigurationException: in training, if the loss of each sample cannot be known.
     """
 
@@ -92,6 +93,10 @@ class HarmProbe(Callback):
                 f" {type(trainer.strategy).__name__}, which"
                 " keeps the parameters in shards; probe in one process, or under DDP"
             )
+        if self.gram:
+            find_linear(pl_module, self.layer)
+        if self.picture is not None:
+            check_picture("picture", self.picture)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -155,13 +160,17 @@ class HarmProbe(Callback):
         """
         if not self.probed:
             return "HarmProbe: no step was probed"
-        count = len(self.probed)
-        rate = sum(one.rate for one in self.probed) / count
-        mass = sum(one.mass for one in self.probed) / count
+        finite = [one for one in self.probed if math.isfinite(one.mass)]
+        count, lost = len(finite), len(self.probed) - len(finite)
+        where = f"HarmProbe: in {count} steps of {self._optimizer or 'the optimizer'}"
+        further = f"; in {lost} more, losses were not finite" if lost else ""
+        if not finite:
+            return f"{where} losses were finite{further}"
+        rate = sum(one.rate for one in finite) / count
+        mass = sum(one.mass for one in finite) / count
         return (
-            f"HarmProbe: in {count} steps of {self._optimizer or 'the optimizer'}, {rate:.0%} of the samples"
-            f" of the"
-            f" step's own batch got worse, with {mass:.0%} of all changes of losses"
+            f"{where}, {rate:.0%} of the samples of the step's own batch got worse, with {mass:.0%} of all"
+            f" changes of losses{further}"
         )
 
     def _measured(
@@ -179,7 +188,7 @@ class HarmProbe(Callback):
             predicted = gradients @ (_flat(module) - entry.start).to(gradients.dtype)
             first_order = float(harm_of_totals(harm_totals(predicted)).mass)
             last = gradients[:, self._last_columns(module)]
-            if len(gradients) > 1:
+            if min(last.shape[1], len(gradients) - 1) > 0:
                 correlation = float(gram_correlation(last @ last.T, gradients @ gradients.T))
         return Probed(step, rate, mass, tuple(changes.tolist()), correlation, first_order)
 
@@ -201,7 +210,7 @@ class HarmProbe(Callback):
 
     def _last_columns(self, module: LightningModule) -> Tensor:
         """Which columns of the gradients are the last layer's."""
-        _, layer = last_linear(module, self.layer)
+        _, layer = find_linear(module, self.layer)
         own = {id(parameter) for parameter in layer.parameters()}
         parameters = [one for one in module.parameters() if one.requires_grad]
         return torch.cat([torch.full((one.numel(),), id(one) in own) for one in parameters])

@@ -56,8 +56,8 @@ class HarmReduction(Callback):
         reduction: whether the loss is the ``"mean"`` or the ``"sum"`` over the samples of the batch.
         every: act at every so many optimizer steps, counted from ``start_step``.
         start_step: the first optimizer step at which it acts.
-        sync: whether the ranks solve one joint problem; needs batches of one size. Without it each rank
-            balances its own batch.
+        sync: whether the ranks solve one joint problem; needs batches of one size, which it compares, and
+            so waits for the device. Without it each rank balances its own batch.
         include_weight_decay: whether weight decay counts as part of the update.
         log_every: log at every so many optimizer steps, or the next one at which it acts.
         affine: for optimizers other than torch's SGD, Adam and AdamW: takes the optimizer and a parameter and
@@ -67,7 +67,8 @@ class HarmReduction(Callback):
     Raises:
         ValueError: if an argument is out of its range; the text names it.
         MisconfigurationException: when training starts, if there is no such layer, it is compiled, the
-            optimizer is L-BFGS, two optimizers own the layer, or the strategy hides the parameters.
+            optimizer is L-BFGS, two optimizers own the layer, or the strategy hides the parameters; with
+            ``sync``, if a rank has a batch of another size.
     """
 
     def __init__(
@@ -86,7 +87,8 @@ class HarmReduction(Callback):
         affine: AffineFunction | None = None,
         figure: bool = True,
     ) -> None:
-        if not (isinstance(max_upweight, int | float) and 0 < max_upweight < math.inf):
+        number = isinstance(max_upweight, int | float) and not isinstance(max_upweight, bool)
+        if not (number and 0 < max_upweight < math.inf):
             raise ValueError(f"max_upweight: expected a finite number above 0, got {max_upweight!r}")
         for name, value, least in (
             ("n_iter", n_iter, 1),
@@ -97,6 +99,8 @@ class HarmReduction(Callback):
             check_at_least(name, value, least)
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction: expected 'mean' or 'sum', got {reduction!r}")
+        if affine is not None and not callable(affine):
+            raise ValueError(f"affine: expected a function of an optimizer and a parameter, got {affine!r}")
         self.layer = layer
         self.max_upweight = float(max_upweight)
         self.n_iter = n_iter
@@ -175,6 +179,11 @@ class HarmReduction(Callback):
         if self._fit is not None:
             self._fit.calls = 0
 
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        """Watch no longer what is called last: activation checkpointing calls layers once more."""
+        if self._fit is not None:
+            self._fit.forget_order()
+
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
@@ -204,8 +213,7 @@ class HarmReduction(Callback):
         fit = self._fit
         if fit is None or fit.last_called is None:
             return
-        for handle in fit.order_handles:
-            handle.remove()
+        fit.forget_order()
         called, fit.last_called = fit.last_called, None
         if called and called != fit.name:
             fit.warn_once(
@@ -281,6 +289,7 @@ class HarmReduction(Callback):
         omega = 1 / windows if self.reduction == "sum" else 1 / (windows * len(rows))
         h, delta = h.to(dtype), rows / omega
         if self._joint(trainer):
+            _check_alike(h)
             h, delta, omega = _gathered(h), _gathered(delta), omega / trainer.world_size
         return reweight(
             h,
@@ -312,8 +321,7 @@ class HarmReduction(Callback):
             return Part(parameter)
         group = owner.optimizer.param_groups[owner.group]
         if self.affine is not None:
-            form = Affine(*self.affine(owner.optimizer, parameter))
-            form = form if form.kappa is not None else form._replace(kappa=1.0)
+            form = _explained(self.affine, owner.optimizer, parameter)
         else:
             form = affine_update(
                 owner.optimizer, parameter, group, include_weight_decay=self.include_weight_decay
@@ -378,6 +386,12 @@ class _Fit:
     record: Record = field(default_factory=Record)
     warned: set[str] = field(default_factory=set)
 
+    def forget_order(self) -> None:
+        """Watch no longer which layer is called last."""
+        for handle in self.order_handles:
+            handle.remove()
+        self.order_handles.clear()
+
     def warn_once(self, text: str) -> None:
         """Warn of what has not been warned of in this fit."""
         if text not in self.warned:
@@ -400,6 +414,21 @@ def _owner(optimizers: list[Optimizer], parameter: Tensor) -> _Owner | None:
     return found[0] if found else None
 
 
+def _explained(affine: AffineFunction, optimizer: Optimizer, parameter: Tensor) -> Affine:
+    """The update that the user's function tells, of the shapes that it must have."""
+    found = affine(optimizer, parameter)
+    shape = tuple(parameter.shape)
+    if not isinstance(found, tuple) or len(found) not in (3, 4):
+        raise ValueError(f"affine: expected (a, kappa, P) for a parameter of shape {shape}, got {found!r}")
+    form = Affine(*found)
+    for name in ("a", "P", "drift"):
+        value = getattr(form, name)
+        if value is not None and (not isinstance(value, Tensor) or tuple(value.shape) != shape):
+            got = tuple(value.shape) if isinstance(value, Tensor) else repr(value)
+            raise ValueError(f"affine: expected {name} of the parameter's shape {shape}, got {got}")
+    return form if form.kappa is not None else form._replace(kappa=1.0)
+
+
 def _check_strategy(trainer: Trainer) -> None:
     if isinstance(trainer.strategy, FSDPStrategy) or trainer.strategy.handles_gradient_accumulation:
         raise MisconfigurationException(
@@ -418,6 +447,17 @@ def _whole(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """A tensor as it is without sharding; numbers stay what they are, wherever they are."""
     whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole if whole.dim() == 0 else whole.to(dtype)
+
+
+def _check_alike(rows: Tensor) -> None:
+    """Refuse batches that differ between ranks, whose gather would hang; waits for the device."""
+    shapes = _gathered(torch.tensor([rows.shape], device=rows.device)).tolist()
+    different = sorted({tuple(shape) for shape in shapes})
+    if len(different) > 1:
+        raise MisconfigurationException(
+            f"sync: every rank needs a batch of the same size, got inputs of the last layer of shapes"
+            f" {' and '.join(map(str, different))}; drop the last batch (drop_last=True), or leave sync out"
+        )
 
 
 def _gathered(rows: Tensor) -> Tensor:
