@@ -66,13 +66,13 @@ def test_pivoting_gives_the_distance_of_the_linear_program(seed: int) -> None:
 
 
 def test_a_solution_keeps_the_bits_of_coordinates_that_stay() -> None:
-    A, b, equality, points, weights = polyhedra(1, 40)
+    A, b, equality, points, weights = polyhedra(7, 40)
     points = np.clip(points, 0.0, 1.0)
     found = nearest_points(A, b, equality, points, weights)
     solved = found.status == OPTIMAL
     stays = found.points[solved] == points[solved]
     assert 0.3 < stays.mean() < 1
-    assert np.abs(found.points[solved] - points[solved])[~stays].min() > 1e-13
+    assert np.abs(found.points[solved] - points[solved])[~stays].min() > 1e-6  # all others moved for a reason
 
 
 def test_what_lies_beyond_the_cutoff_is_not_finished() -> None:

@@ -279,9 +279,7 @@ class _State:
             except np.linalg.LinAlgError:
                 found = np.full_like(start, np.nan)
             keeps = np.zeros(found.shape, dtype=bool)
-            np.put_along_axis(keeps, coordinate, kink, axis=1)
             lines, places = np.nonzero(kink)
-            keeps[:] = False
             keeps[lines, tight[lines, places]] = True
             found = np.where(keeps, start, found)
             over = np.einsum("lrn,ln->lr", A, found) - b
