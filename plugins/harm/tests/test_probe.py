@@ -283,7 +283,7 @@ def test_what_cannot_be_drawn_or_found_is_refused_before_the_training() -> None:
             raise AssertionError
 
     with pytest.raises(ValueError, match=r"picture: expected a file that ends in .*, got 'harm\.xyz'"):
-        fit(Never(mlp()), HarmProbe(picture="harm.xyz"), steps=1)
+        HarmProbe(picture="harm.xyz")
     with pytest.raises(MisconfigurationException, match=r"layer: there is no module 'nope'.*'model\.2'"):
         fit(Never(mlp()), HarmProbe(gram=True, layer="nope"), steps=1)
 

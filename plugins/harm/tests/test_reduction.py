@@ -72,8 +72,9 @@ def test_batches_with_harm_train_otherwise_and_harm_less() -> None:
     assert after < 0.8 * before
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("normalize", [True, False])
-def test_a_sum_of_losses_is_known_for_what_it_is(normalize: bool) -> None:
+def test_a_sum_of_losses_is_known_for_what_it_is(normalize: bool, accumulate: int) -> None:
     small = [
         Gradients(HarmReduction(reduction=kind, normalize=normalize))  # type: ignore[arg-type]
         for kind in ("mean", "sum")
@@ -82,7 +83,8 @@ def test_a_sum_of_losses_is_known_for_what_it_is(normalize: bool) -> None:
     total = Learner(mlp(), lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9), total=True)
     for module, seen in zip((mean, total), small, strict=True):
         assert seen.reduction is not None
-        fit(module, seen.reduction, seen)
+        fit(module, seen.reduction, seen, accumulate_grad_batches=accumulate)
+    assert small[0].weights[0].sum() == pytest.approx(1 / accumulate) or not normalize
     for first, second in zip(small[0].weights, small[1].weights, strict=True):
         torch.testing.assert_close(8 * first, second, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(flat(mean), flat(total), rtol=1e-4, atol=1e-5)
@@ -296,7 +298,9 @@ def test_copies_of_the_module_in_training_are_not_weighted() -> None:
             self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
         ) -> None:
             if batch_idx == 2:
-                for twin in (copy.deepcopy(pl_module.model), pickle.loads(pickle.dumps(pl_module.model))):
+                shallow = nn.Sequential(*pl_module.model[:2], copy.copy(pl_module.model[2]))
+                deep = copy.deepcopy(pl_module.model)
+                for twin in (deep, pickle.loads(pickle.dumps(pl_module.model)), shallow):
                     twin.train()
                     losses = nn.functional.cross_entropy(twin(batch[0]), batch[1], reduction="none")
                     (found,) = torch.autograd.grad(losses.mean(), [twin[2].weight], retain_graph=True)
@@ -509,7 +513,7 @@ def test_an_unknown_optimizer_is_taken_for_plain_descent_unless_it_is_explained(
     ],
 )
 def test_an_explanation_that_does_not_fit_is_refused_in_words(told: Any, text: str) -> None:
-    with pytest.raises(ValueError, match=f"affine: {text}"):
+    with pytest.raises(MisconfigurationException, match=f"affine: {text}"):
         fit(Learner(mlp()), HarmReduction(affine=lambda optimizer, parameter: told), steps=1)
 
 

@@ -129,6 +129,8 @@ def test_no_harm_means_factors_of_exactly_one() -> None:
     found = reweight(h, torch.ones(9, 1) * 0.3, bias=False, normalize=True)
     assert torch.equal(found.factors, torch.ones(9))
     assert torch.equal(found.weights, torch.full((9,), 1 / 9))
+    for size in range(2, 64):  # of which many have a share that does not add up to 1 exactly
+        assert torch.equal(reweight(torch.ones(size, 1), torch.ones(size, 1)).factors, torch.ones(size))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -140,6 +142,15 @@ def test_numbers_that_are_not_finite_leave_the_weights_alone(bad: float) -> None
         found = reweight(h, delta, Update(history_W=history))
         assert not found.finite
         assert torch.equal(found.factors, torch.ones(8, dtype=torch.float64))
+
+
+def test_one_infinite_margin_leaves_all_weights_alone() -> None:
+    delta = torch.ones(3, 1, dtype=torch.float64)
+    update = Update(history_W=torch.tensor([[float("inf"), -5.0, 1.0]], dtype=torch.float64))
+    h = torch.tensor([[1.0, 1.0, 1.0], [1.0, 9.0, 1.0], [1.0, 1.0, 2.0]], dtype=torch.float64)
+    found = reweight(h, delta, update)
+    assert not found.finite
+    assert torch.equal(found.factors, torch.ones(3, dtype=torch.float64))
 
 
 def test_samples_without_gradient_touch_nobody() -> None:

@@ -59,7 +59,7 @@ class HarmProbe(Callback):
         picture: a file that the figure is written to as well; its ending says the format.
 
     Raises:
-        ValueError: if ``every`` is not a positive integer; in training, if no picture has such an ending.
+        ValueError: if ``every`` is not a positive integer, or no picture has such an ending.
         MisconfigurationException: in training, if the loss of each sample cannot be known.
     """
 
@@ -73,6 +73,8 @@ class HarmProbe(Callback):
         picture: str | None = None,
     ) -> None:
         check_at_least("every", every, 1)
+        if picture is not None:
+            check_picture("picture", picture)
         self.every = every
         self.gram = gram
         self.layer = layer
@@ -95,8 +97,6 @@ class HarmProbe(Callback):
             )
         if self.gram:
             find_linear(pl_module, self.layer)
-        if self.picture is not None:
-            check_picture("picture", self.picture)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int

@@ -419,13 +419,17 @@ def _explained(affine: AffineFunction, optimizer: Optimizer, parameter: Tensor) 
     found = affine(optimizer, parameter)
     shape = tuple(parameter.shape)
     if not isinstance(found, tuple) or len(found) not in (3, 4):
-        raise ValueError(f"affine: expected (a, kappa, P) for a parameter of shape {shape}, got {found!r}")
+        raise MisconfigurationException(
+            f"affine: expected (a, kappa, P) for a parameter of shape {shape}, got {found!r}"
+        )
     form = Affine(*found)
     for name in ("a", "P", "drift"):
         value = getattr(form, name)
         if value is not None and (not isinstance(value, Tensor) or tuple(value.shape) != shape):
             got = tuple(value.shape) if isinstance(value, Tensor) else repr(value)
-            raise ValueError(f"affine: expected {name} of the parameter's shape {shape}, got {got}")
+            raise MisconfigurationException(
+                f"affine: expected {name} of the parameter's shape {shape}, got {got}"
+            )
     return form if form.kappa is not None else form._replace(kappa=1.0)
 
 
