@@ -29,7 +29,7 @@ from leyden_milp_layer import (
 )
 from leyden_milp_layer.baselines import hull_l2
 from leyden_milp_layer.claims import Cooling, Wine
-from leyden_milp_layer.lifted import samples_of
+from leyden_milp_layer.lifted import chain, samples_of
 from leyden_milp_layer.random_rules import random_problems
 from torch import Tensor
 
