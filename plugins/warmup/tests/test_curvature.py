@@ -70,6 +70,11 @@ def test_different_numbers_of_points_are_refused() -> None:
         fit_h0h1([1.0, 2.0, 3.0], [1.0, 2.0])
 
 
+def test_a_lower_bound_that_is_not_finite_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^f_star: expected a finite number, got nan"):
+        fit_h0h1([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], f_star=math.nan)
+
+
 def test_along_a_step_on_a_quadratic_curvature_lies_between_the_eigenvalues() -> None:
     generator = torch.Generator().manual_seed(0)
     basis, _ = torch.linalg.qr(torch.randn(6, 6, generator=generator, dtype=torch.float64))

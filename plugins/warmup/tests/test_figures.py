@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from leyden_warmup.history import History, draw_rates
@@ -13,6 +15,17 @@ def test_a_long_history_is_thinned_evenly() -> None:
         history.add(step, (torch.tensor(step / 2), 3.0))
     assert history.steps == list(range(0, 100, 16))
     assert history.columns() == [[step / 2 for step in history.steps], [3.0] * len(history)]
+
+
+def test_a_group_that_is_added_in_the_middle_has_no_rates_before() -> None:
+    history = History()
+    history.add(0, (0.5, 0.1))
+    history.add(1, (0.6, 0.1, 0.02))
+    *_, added = history.columns()
+    assert math.isnan(added[0])
+    assert added[1] == 0.02
+    left, _ = draw_rates(history).axes
+    assert [line.get_xydata()[1, 1] for line in left.lines] == pytest.approx([0.06, 0.1, 0.012, 0.02])
 
 
 @pytest.mark.parametrize("groups", [1, 2])

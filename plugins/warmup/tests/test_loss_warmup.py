@@ -325,11 +325,20 @@ def test_a_step_that_raises_leaves_the_rates_as_they_were(first: bool) -> None:
     assert not breaks.optimizer._optimizer_step_pre_hooks
 
 
-def test_a_step_that_the_scaler_skips_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No update, the same rates, the same average: later multipliers are those without that batch."""
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_the_scaler_skips_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, fused: bool) -> None:
+    """No update, the same rates, the same average: later multipliers are those without that batch.
+
+    A fused optimizer is called all the same, and skips the update itself.
+    """
+
+    def build(groups: Any) -> optim.Optimizer:
+        groups[1]["lr"] = 0.05
+        return optim.SGD(groups, lr=0.2, momentum=0.9, fused=fused)
+
     found = []
     for hit in (True, False):
-        noted, module = Rates(), Classifier(sgd)
+        noted, module = Rates(), Classifier(build)
         plugin = scaled(monkeypatch, init_scale=2.0**10, growth_interval=10_000)
         step = module.training_step
 
@@ -348,12 +357,13 @@ def test_a_step_that_the_scaler_skips_leaves_no_trace(monkeypatch: pytest.Monkey
         assert rates(runner.optimizers[0]) == [0.2, 0.05]
         found.append((noted, warmup, module))
     (skipped, warmup, module), (plain, _, _) = found
-    assert len(skipped.used) == 15
+    assert len(skipped.used) == (16 if fused else 15)
     assert len(plain.used) == 16
+    taken = [used for place, used in enumerate(skipped.used) if not (fused and place == 3)]
     assert skipped.between == plain.between
     assert warmup.state_dict()["steps"] == 15
     kept = [loss for place, loss in enumerate(module.losses) if place != 3]
-    assert [used[0] / 0.2 for used in skipped.used] == pytest.approx(multipliers(kept, ema=0.5), rel=1e-5)
+    assert [used[0] / 0.2 for used in taken] == pytest.approx(multipliers(kept, ema=0.5), rel=1e-5)
 
 
 def test_under_a_scaler_the_loss_is_that_without_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from leyden_warmup import LossWarmupLR
+from leyden_warmup import LossWarmup, LossWarmupLR
 from torch import Tensor, nn, optim
 from torch.optim.lr_scheduler import CosineAnnealingLR
-from warmup_testbed import multipliers
+from warmup_testbed import Classifier, fit, multipliers, sgd
 
 
 class Loop:
@@ -174,3 +174,40 @@ def test_a_wrong_setting_is_named_before_the_optimizer_is_touched() -> None:
     with pytest.raises(ValueError, match=r"^C: expected a finite number above 0, got 0"):
         LossWarmupLR(optimizer, C=0)
     LossWarmupLR(optimizer)
+
+
+class Nameless(optim.Optimizer):
+    """An optimizer without a learning rate."""
+
+    def __init__(self, groups: Any) -> None:
+        super().__init__(groups, {"eta": 0.1})
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        return closure()
+
+
+def test_what_has_no_rate_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"^optimizer: Nameless has no learning rate \('lr'\)"):
+        LossWarmupLR(Nameless([nn.Parameter(torch.ones(1))]))
+    with pytest.raises(ValueError, match=r"^optimizer: Nameless has no learning rate \('lr'\)"):
+        fit(Classifier(Nameless), LossWarmup())
+    with pytest.raises(ValueError, match=r"^optimizer: expected an Optimizer, got Linear"):
+        LossWarmupLR(nn.Linear(1, 1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [(None, "None"), ("1", "'1'"), ([1.0], r"\[1.0\]"), (torch.ones(3), r"a tensor of shape \(3,\)")],
+)
+def test_what_is_no_loss_is_told_and_changes_nothing(loss: Any, told: str) -> None:
+    optimizer = optim.SGD([nn.Parameter(torch.ones(1))], lr=0.5)
+    warmup = LossWarmupLR(optimizer)
+    warmup.step(4.0)
+    with pytest.raises(ValueError, match=f"^loss: LossWarmupLR.step expected .* got {told}"):
+        warmup.step(loss)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_a_trainer_that_steps_it_like_its_schedulers_is_told_of_the_callback() -> None:
+    with pytest.raises(ValueError, match=r"in a Lightning Trainer use the callback .*LossWarmup"):
+        fit(Classifier(sgd, LossWarmupLR), limit_train_batches=2)

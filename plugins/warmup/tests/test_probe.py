@@ -89,10 +89,20 @@ class Records(Classifier):
         self.running = torch.zeros(())
         self.seen: dict[str, list[float]] = {"draws": []}
         self.mean = MeanMetric()
+        self.own = torch.Generator().manual_seed(3)
+        self.others = (random.Random(4), np.random.default_rng(5), np.random.RandomState(6))
+        self.first.noise = torch.Generator().manual_seed(7)  # type: ignore[assignment]
+
+    def draws(self) -> list[float]:
+        one, two, three = self.others
+        inner: Any = self.first.noise
+        mine = [float(torch.rand((), generator=generator)) for generator in (self.own, inner)]
+        return [one.random(), float(two.random()), float(three.rand()), *mine]
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         self.calls += 1
         self.seen["draws"] += [random.random(), float(np.random.rand()), float(torch.rand(()))]
+        self.seen["draws"] += self.draws()
         loss = super().training_step(batch, batch_idx)
         assert loss is not None
         self.total = self.total + loss.detach()
@@ -162,6 +172,88 @@ def test_it_uses_the_same_random_draws_at_both_points() -> None:
     probe = SmoothnessProbe(every=1)
     fit(Classifier(lambda groups: optim.SGD(groups, lr=1e-5), noisy=True), probe)
     assert max(probe.curvatures) < 1000  # else above 10,000
+
+
+class Noisy(Classifier):
+    """Adds noise of a generator of its own."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+        if batch_idx == 0:
+            self.noise = torch.Generator().manual_seed(3)
+        inputs, labels = batch
+        return super().training_step(
+            [inputs + torch.randn(inputs.shape, generator=self.noise), labels], batch_idx
+        )
+
+
+class Consumes(Classifier):
+    """Changes its batch in place, and takes it apart."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+        labels, inputs = batch.pop(), batch.pop().mul_(3)
+        return nn.functional.cross_entropy(self.second(self.first(inputs)), labels)
+
+
+@pytest.mark.parametrize("kind", [Noisy, Consumes])
+def test_both_points_see_the_same_batch_and_noise_of_the_modules_own(kind: Any) -> None:
+    probe = SmoothnessProbe(every=1)
+    fit(kind(lambda groups: optim.SGD(groups, lr=1e-5)), probe)
+    assert len(probe.curvatures) == 16
+    assert max(probe.curvatures) < 1000  # else above 10,000
+
+
+class Thaws(Classifier):
+    """Trains its second layer alone, until the second epoch."""
+
+    def on_fit_start(self) -> None:
+        self.first.requires_grad_(False)
+
+    def on_train_epoch_start(self) -> None:
+        self.first.requires_grad_(self.current_epoch > 0)
+
+
+class Adds(Classifier):
+    """The same, by a group that is added to the optimizer."""
+
+    def configure_optimizers(self) -> optim.Optimizer:
+        return optim.SGD(self.second.parameters(), lr=0.05)
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch:
+            self.optimizers().add_param_group({"params": list(self.first.parameters()), "lr": 0.05})  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("batch", ["same", "consecutive"])
+@pytest.mark.parametrize("kind", [Thaws, Adds])
+def test_it_follows_the_parameters_that_are_trained(kind: Any, batch: Any) -> None:
+    """From the second epoch on it measures what a probe does that saw no other parameters."""
+
+    def build(groups: Any) -> optim.Optimizer:
+        return optim.SGD(groups, lr=0.05)
+
+    probe, module = SmoothnessProbe(every=1, batch=batch), kind(build)
+    weights: list[dict[str, Tensor]] = []
+
+    class Notes(Callback):
+        def on_train_epoch_start(self, trainer: pl.Trainer, own: Any) -> None:
+            weights.append(copy.deepcopy(own.state_dict()))
+
+    fit(module, probe, Notes(), max_epochs=2)
+    fresh, other = SmoothnessProbe(every=1, batch=batch), Classifier(build)
+    other.load_state_dict(weights[1])
+    fit(other, fresh)
+    assert probe.curvatures[-len(fresh.curvatures) :] == pytest.approx(fresh.curvatures, rel=1e-4)
+    assert len(fresh.curvatures) == (16 if batch == "same" else 15)
+
+
+def test_without_anything_to_train_it_does_nothing() -> None:
+    class Still(Classifier):
+        def configure_optimizers(self) -> None:
+            return None
+
+    probe = SmoothnessProbe(every=1)
+    fit(Still(sgd), probe)
+    assert probe.steps == []
 
 
 def test_under_accumulation_it_measures_the_window() -> None:

@@ -186,7 +186,10 @@ def test_where_the_step_is_not_defined_it_is_the_largest_allowed() -> None:
         ("a0", -1.0),
         ("a1", -1.0),
         ("a1", math.nan),
+        ("a1", "20"),
         ("H0", -1.0),
+        ("H0", "1"),
+        ("H0", None),
         ("H0", math.inf),
         ("H1", -1.0),
         ("f_star", math.nan),
@@ -195,9 +198,12 @@ def test_where_the_step_is_not_defined_it_is_the_largest_allowed() -> None:
         ("max_step", 0.0),
     ],
 )
-def test_a_wrong_constant_is_named(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"^{name}: expected .*, got "):
-        H0H1StepSize(**{"H0": 1.0, "H1": 1.0, name: value})  # type: ignore[arg-type]
+def test_a_wrong_constant_is_named(name: str, value: Any) -> None:
+    constants = {"H0": 1.0, "H1": 1.0, name: value}
+    with pytest.raises(ValueError, match=f"^{name}: expected .*, got {value!r}"):
+        H0H1StepSize(**constants)
+    with pytest.raises(ValueError, match=f"^{name}: expected .*, got {value!r}"):
+        h0h1_step_size(torch.ones(1), **constants)
 
 
 def test_two_constants_of_zero_are_refused() -> None:

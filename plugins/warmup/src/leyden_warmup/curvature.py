@@ -50,12 +50,14 @@ def fit_h0h1(
         fewer than 3 finite points are left or all losses are equal.
 
     Raises:
-        ValueError: if there are not as many curvatures as losses.
+        ValueError: if there are not as many curvatures as losses, or ``f_star`` is not finite.
 
     >>> fit = fit_h0h1([0.0, 1.0, 2.0], [2.0, 5.0, 8.0])
     >>> [round(value, 6) for value in fit]
     [2.0, 3.0, 3.0, 1.0]
     """
+    if not math.isfinite(f_star):
+        raise ValueError(f"f_star: expected a finite number, got {f_star!r}")
     x, y = (torch.as_tensor(values, dtype=torch.float64).flatten() for values in (losses, curvatures))
     if len(x) != len(y):
         raise ValueError(f"curvatures: expected {len(x)} of them, as many as losses, got {len(y)}")

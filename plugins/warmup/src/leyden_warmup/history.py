@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from leyden_warmup.curvature import SmoothnessFit
@@ -43,8 +44,9 @@ class History:
             self._rows = {kept: row for kept, row in self._rows.items() if kept % self._stride == 0}
 
     def columns(self) -> list[list[float]]:
-        """Each value as a series over `steps`; waits for the device."""
-        return [[float(value) for value in column] for column in zip(*self._rows.values(), strict=True)]
+        """Each value as a series over `steps`, NaN where a step has fewer; waits for the device."""
+        columns = zip_longest(*self._rows.values(), fillvalue=math.nan)
+        return [[float(value) for value in column] for column in columns]
 
 
 def draw_rates(history: History) -> Figure:

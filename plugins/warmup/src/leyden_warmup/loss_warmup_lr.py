@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
@@ -33,7 +34,7 @@ class LossWarmupLR(LRScheduler):
         base_lrs: the rates without the warm-up, of each group, at the last step.
 
     Raises:
-        ValueError: if an argument is out of its range.
+        ValueError: if an argument is out of its range, or the optimizer has no ``lr`` or a warm-up already.
 
     >>> import torch
     >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.5)
@@ -58,6 +59,8 @@ class LossWarmupLR(LRScheduler):
         release_at: float | None = None,
     ) -> None:
         # Not that of LRScheduler, which takes a first step, and there is no loss yet.
+        if not isinstance(optimizer, Optimizer):
+            raise ValueError(f"optimizer: expected an Optimizer, got {type(optimizer).__name__}")
         self.schedule = Schedule(
             C=C,
             f_star=f_star,
@@ -75,14 +78,17 @@ class LossWarmupLR(LRScheduler):
         self._last_lr = self._rates.own()
         self.last_epoch = 0
 
-    def step(self, loss: float | Tensor) -> None:  # type: ignore[override]
+    def step(self, loss: Any = None) -> None:
         """Set the multiplied rate for the next ``optimizer.step()``.
 
         Args:
-            loss: the loss of the batch whose gradient the optimizer holds, 0-dim or a number.
+            loss: the loss of the batch whose gradient the optimizer holds, a number or a tensor of one.
+
+        Raises:
+            ValueError: if it is no number, or not given, as by a Trainer that steps this like its schedulers.
         """
+        value = _one_number(loss)
         self._rates.restore()
-        value = loss.detach().reshape(()) if isinstance(loss, Tensor) else loss
         self._state = self.schedule.advance(self._state, value)
         self.last_epoch += 1
         self.base_lrs = self._rates.own()
@@ -136,3 +142,15 @@ class LossWarmupLR(LRScheduler):
 
     def _stepped(self) -> None:
         self._waiting = False
+
+
+def _one_number(loss: Any) -> float | Tensor:
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss.detach().reshape(())
+    if isinstance(loss, Real):
+        return float(loss)
+    got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+    raise ValueError(
+        f"loss: LossWarmupLR.step expected the loss of the batch, one number, got {got}; in a Lightning"
+        " Trainer use the callback leyden_warmup.LossWarmup, which finds the loss itself"
+    )

@@ -137,12 +137,7 @@ class SmoothnessProbe(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the parameters, where they are whole."""
         self._forget()
-        parameters = [
-            parameter
-            for optimizer in trainer.optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        ]
+        parameters = _trained(trainer)
         strategy = type(trainer.strategy).__name__
         if strategy in _SHARDING or any(hasattr(parameter, "full_tensor") for parameter in parameters):
             rank_zero_warn(f"SmoothnessProbe does nothing under {strategy}, which shards the parameters")
@@ -154,14 +149,17 @@ class SmoothnessProbe(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Keep the batches of a step that is measured."""
-        self._window.due = self._parameters is not None and self._is_due(trainer)
-        if self._window.due and self.batch == "same":
-            self._window.replays.append(Replay.of(batch, batch_idx))
+        due = self._parameters is not None and self._is_due(trainer)
+        if due or self._open is not None:
+            self._follow(trainer)
+        self._window.due = due
+        if due and self.batch == "same":
+            self._window.replays.append(Replay.of(pl_module, batch, batch_idx))
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the gradient as the loss has it, before any callback or clipping changes it."""
         wanted = self._window.due or self._open is not None
-        if self._parameters is None or self._window.closed or not wanted:
+        if not self._parameters or self._window.closed or not wanted:
             return
         gradients = [
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach().clone()
@@ -245,6 +243,13 @@ class SmoothnessProbe(Callback):
         step = trainer.fit_loop.epoch_loop._batches_that_stepped
         return step % self.every == 0 and (self.until_step is None or step < self.until_step)
 
+    def _follow(self, trainer: Trainer) -> None:
+        """Take the parameters that are trained now; where they are others, nothing under way fits them."""
+        parameters = _trained(trainer)
+        if list(map(id, parameters)) != list(map(id, self._parameters or ())):
+            self._forget()
+            self._parameters = parameters
+
     def _note(
         self, trainer: Trainer, step: int, loss: Tensor, change: Sequence[Tensor], moved: Sequence[Tensor]
     ) -> None:
@@ -260,6 +265,17 @@ class SmoothnessProbe(Callback):
 
     def _forget(self) -> None:
         self._window, self._open = _Window(), None
+
+
+def _trained(trainer: Trainer) -> list[Tensor]:
+    """The parameters of all groups, without those that are frozen."""
+    return [
+        parameter
+        for optimizer in trainer.optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.requires_grad
+    ]
 
 
 def _difference(last: Sequence[Tensor], first: Sequence[Tensor]) -> list[Tensor]:

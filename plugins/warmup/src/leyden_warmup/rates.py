@@ -27,10 +27,10 @@ class MultipliedRates:
         optimizer: the optimizer.
         multiplier: returns the multiplier of the step that is under way, 0-dim; None leaves the rates alone.
             It is asked after the first run of the closure, once a step.
-        after: called after an update, with the rates restored.
+        after: called after an update, with the rates restored; not where a GradScaler skipped it.
 
     Raises:
-        ValueError: if the optimizer has its rates multiplied already.
+        ValueError: if the optimizer has its rates multiplied already, or has none.
     """
 
     def __init__(
@@ -40,6 +40,11 @@ class MultipliedRates:
             raise ValueError(
                 f"optimizer: this {type(optimizer).__name__} has a loss-driven warm-up already, and two "
                 "would multiply its learning rate twice"
+            )
+        if not all("lr" in group for group in optimizer.param_groups):
+            raise ValueError(
+                f"optimizer: {type(optimizer).__name__} has no learning rate ('lr') in its parameter groups,"
+                " and a warm-up nothing to multiply"
             )
         self.optimizer = optimizer
         self._multiplier = multiplier
@@ -112,7 +117,9 @@ class MultipliedRates:
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.restore()
-        self._after()
+        # A fused optimizer runs under a GradScaler in any case, and is told there whether to update.
+        if not getattr(optimizer, "found_inf", None):
+            self._after()
 
     def _before_state_dict(self, optimizer: Optimizer) -> None:
         if self._own is not None:
@@ -163,7 +170,7 @@ def multiplied(optimizer: Optimizer) -> bool:
 
 def home_of(optimizer: Optimizer) -> torch.device | None:
     """The device on which a multiplier is needed, that of a rate that is a tensor; None if none is."""
-    rates = (group["lr"] for group in optimizer.param_groups)
+    rates = (group.get("lr") for group in optimizer.param_groups)
     return next((rate.device for rate in rates if isinstance(rate, Tensor)), None)
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -20,16 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class Replay:
-    """A batch and the state of all random generators when its training step began."""
+    """A batch as it was when its training step began, and what puts all random generators back there."""
 
     batch: Any
     batch_idx: int
-    random: dict[str, Any]
+    rewind: Callable[[], None]
 
     @classmethod
-    def of(cls, batch: Any, batch_idx: int) -> Replay:
-        """The batch, with the present state of the generators."""
-        return cls(batch, batch_idx, _collect_rng_states())
+    def of(cls, module: nn.Module, batch: Any, batch_idx: int) -> Replay:
+        """A copy of the batch, which the training step may change, and the present state of generators."""
+        return cls(apply_to_collection(batch, Tensor, torch.clone), batch_idx, _remember_generators(module))
 
 
 def gradient_again(
@@ -52,7 +55,7 @@ def gradient_again(
     total = [torch.zeros_like(parameter) for parameter in parameters]
     with leaving_no_trace(module), torch.enable_grad():
         for replay in replays:
-            _set_rng_states(replay.random)
+            replay.rewind()
             loss = _loss_of(trainer, module, replay)
             if loss is None or not loss.requires_grad:
                 continue
@@ -67,7 +70,7 @@ def gradient_again(
 @contextmanager
 def leaving_no_trace(module: nn.Module) -> Iterator[None]:
     """Put back, at the end, what a training step changes beside gradients; nothing is logged meanwhile."""
-    random = _collect_rng_states()
+    rewind = _remember_generators(module)
     undo = [_remember_attributes(child) for child in module.modules()]
     for child in module.modules():
         if isinstance(child, LightningModule):
@@ -78,7 +81,7 @@ def leaving_no_trace(module: nn.Module) -> Iterator[None]:
     finally:
         for put_back in undo:
             put_back()
-        _set_rng_states(random)
+        rewind()
 
 
 def _silent(*_: Any, **__: Any) -> None:
@@ -131,6 +134,34 @@ def _remember_attributes(module: nn.Module) -> Callable[[], None]:
             each()
 
     return put_back
+
+
+def _remember_generators(module: nn.Module) -> Callable[[], None]:
+    """Keep the state of the global random generators and of those that modules have; returns what rewinds."""
+    states = _collect_rng_states()
+    own = [_remember_generator(value) for child in module.modules() for value in vars(child).values()]
+
+    def rewind() -> None:
+        _set_rng_states(states)
+        for each in own:
+            each()
+
+    return rewind
+
+
+def _remember_generator(value: Any) -> Callable[[], object]:
+    if isinstance(value, list | tuple | dict):
+        inner = [_remember_generator(one) for one in (value.values() if isinstance(value, dict) else value)]
+        return lambda: [rewind() for rewind in inner]
+    if isinstance(value, random.Random):
+        return partial(value.setstate, value.getstate())
+    if isinstance(value, torch.Generator):
+        return partial(value.set_state, value.get_state())
+    if type(value).__module__ == "numpy.random._generator":
+        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+    if type(value).__module__ == "numpy.random.mtrand":
+        return partial(value.set_state, value.get_state())
+    return _nothing
 
 
 def _remember(value: Any) -> Callable[[], None]:

@@ -7,7 +7,9 @@ constants of the bounds are reconstructed.
 from __future__ import annotations
 
 import math
-from typing import overload
+from collections.abc import Callable
+from numbers import Real
+from typing import Any, overload
 
 import torch
 from jaxtyping import Float
@@ -40,8 +42,7 @@ def h0h1_step_size(
             defined.
 
     Returns:
-        Positive step sizes of the loss's shape, at most ``max_step`` where that matters; NaN where the loss
-        is.
+        Positive step sizes of the loss's shape; NaN where the loss is.
 
     Raises:
         ValueError: if a constant is out of its range.
@@ -50,10 +51,11 @@ def h0h1_step_size(
     tensor([0.1000, 0.0500])
     """
     _check_constants(H0, H1)
-    _check("a0", a0, 0 < a0 < math.inf, "a finite number above 0")
-    _check("a1", a1, 0 <= a1 < math.inf, "a finite number of at least 0")
-    _check("theta", theta, 0 < theta <= 1, "a number above 0 and at most 1")
-    _check("max_step", max_step, 0 < max_step < math.inf, "a finite number above 0")
+    _check("f_star", f_star, math.isfinite, "a finite number")
+    _check("a0", a0, lambda x: 0 < x < math.inf, "a finite number above 0")
+    _check("a1", a1, lambda x: 0 <= x < math.inf, "a finite number of at least 0")
+    _check("theta", theta, lambda x: 0 < x <= 1, "a number above 0 and at most 1")
+    _check("max_step", max_step, lambda x: 0 < x < math.inf, "a finite number above 0")
     denominator = a0 * H0 + a1 * H1 * (loss - f_star).clamp(min=0)
     return torch.where(denominator == 0, max_step, theta / denominator)
 
@@ -88,7 +90,6 @@ class H0H1StepSize:
         theta: float = 1.0,
         max_step: float = 1e6,
     ) -> None:
-        _check("f_star", f_star, math.isfinite(f_star), "a finite number")
         self.constants = {
             "H0": H0, "H1": H1, "f_star": f_star, "a0": a0, "a1": a1, "theta": theta, "max_step": max_step,
         }  # fmt: skip
@@ -126,8 +127,8 @@ def h0h1_bound(H0: float, H1: float, D: float, eps: float) -> float:
     60.0
     """
     _check_constants(H0, H1)
-    _check("D", D, 0 <= D < math.inf, "a finite number of at least 0")
-    _check("eps", eps, 0 < eps < math.inf, "a finite number above 0")
+    _check("D", D, lambda x: 0 <= x < math.inf, "a finite number of at least 0")
+    _check("eps", eps, lambda x: 0 < x < math.inf, "a finite number above 0")
     return D**2 * (20 * H0 / eps + 40 * H1)
 
 
@@ -153,21 +154,21 @@ def pl_bound(H0: float, H1: float, mu: float, gap: float, eps: float) -> float:
     14.0
     """
     _check_constants(H0, H1)
-    _check("mu", mu, 0 < mu < math.inf, "a finite number above 0")
-    _check("gap", gap, 0 <= gap < math.inf, "a finite number of at least 0")
-    _check("eps", eps, 0 < eps < math.inf, "a finite number above 0")
+    _check("mu", mu, lambda x: 0 < x < math.inf, "a finite number above 0")
+    _check("gap", gap, lambda x: 0 <= x < math.inf, "a finite number of at least 0")
+    _check("eps", eps, lambda x: 0 < x < math.inf, "a finite number above 0")
     steep = H0 / (2 * H1) if H1 > 0 else math.inf
     first = 0 if gap <= steep else math.ceil(40 * H1 * (gap - steep) / mu)
     return float(first + math.ceil(20 * H0 / mu * math.log(max(1.0, min(gap, steep) / eps))))
 
 
 def _check_constants(H0: float, H1: float) -> None:
-    _check("H0", H0, 0 <= H0 < math.inf, "a finite number of at least 0")
-    _check("H1", H1, 0 <= H1 < math.inf, "a finite number of at least 0")
+    _check("H0", H0, lambda x: 0 <= x < math.inf, "a finite number of at least 0")
+    _check("H1", H1, lambda x: 0 <= x < math.inf, "a finite number of at least 0")
     if H0 == H1 == 0:
         raise ValueError("H0 and H1: expected one of them above 0, got 0 for both")
 
 
-def _check(name: str, value: float, fits: bool, expected: str) -> None:
-    if not fits:
+def _check(name: str, value: Any, fits: Callable[[float], bool], expected: str) -> None:
+    if not isinstance(value, Real) or not fits(float(value)):
         raise ValueError(f"{name}: expected {expected}, got {value!r}")
