@@ -11,7 +11,7 @@ import torch
 from leyden_warmup import LossWarmup, LossWarmupLR
 from torch import Tensor, nn, optim
 from torch.optim.lr_scheduler import CosineAnnealingLR
-from warmup_testbed import Classifier, fit, multipliers, sgd
+from warmup_testbed import Classifier, fit, multipliers
 
 
 class Loop:
@@ -206,8 +206,3 @@ def test_what_is_no_loss_is_told_and_changes_nothing(loss: Any, told: str) -> No
     with pytest.raises(ValueError, match=f"^loss: LossWarmupLR.step expected .* got {told}"):
         warmup.step(loss)
     assert optimizer.param_groups[0]["lr"] == 0.1
-
-
-def test_a_trainer_that_steps_it_like_its_schedulers_is_told_of_the_callback() -> None:
-    with pytest.raises(ValueError, match=r"in a Lightning Trainer use the callback .*LossWarmup"):
-        fit(Classifier(sgd, LossWarmupLR), limit_train_batches=2)

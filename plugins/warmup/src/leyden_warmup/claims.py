@@ -477,7 +477,9 @@ class Language(Claim):
         """Train and test."""
         optimizer = ("torch.optim.AdamW", "schedulefree.AdamWScheduleFree")
         steps = cell.options["length"]
-        return _train("language", cell, optimizer, {"trainer.max_steps": steps}, ("val_loss", "test_loss"))
+        # A run that ends before its epoch does would not be validated.
+        length = {"trainer.max_steps": steps, "trainer.val_check_interval": steps}
+        return _train("language", cell, optimizer, length, ("val_loss", "test_loss"))
 
     def judge(self, table: Table) -> Sequence[Verdict]:
         """Judge on test data, with the settings that validation data chose."""

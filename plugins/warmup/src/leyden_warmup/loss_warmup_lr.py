@@ -78,14 +78,14 @@ class LossWarmupLR(LRScheduler):
         self._last_lr = self._rates.own()
         self.last_epoch = 0
 
-    def step(self, loss: Any = None) -> None:
+    def step(self, loss: Any) -> None:  # type: ignore[override]
         """Set the multiplied rate for the next ``optimizer.step()``.
 
         Args:
             loss: the loss of the batch whose gradient the optimizer holds, a number or a tensor of one.
 
         Raises:
-            ValueError: if it is no number, or not given, as by a Trainer that steps this like its schedulers.
+            ValueError: if it is no number.
         """
         value = _one_number(loss)
         self._rates.restore()
