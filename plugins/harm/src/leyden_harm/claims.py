@@ -206,14 +206,17 @@ _LOW_BETA = {"class_path": "torch.optim.AdamW", "init_args": {"betas": [0.5, 0.9
 _TUNED: Mapping[str, tuple[Mapping[str, Any], Rates, Mapping[str, Any] | None]] = {
     "SGD": (_SGD, _SGD_RATES, None),
     "SGD (momentum 0.5)": (_LOW_MOMENTUM, tuple(5 * rate for rate in _SGD_RATES), None),
-    "SGD, conflict-free without history": (_SGD, _SGD_RATES, _CONFLICT_FREE),
+    "SGD, conflict-free without history": (_SGD, tuple(rate / 4 for rate in _SGD_RATES), _CONFLICT_FREE),
     "SGD, weighted (tau=1)": (_SGD, _SGD_RATES, _weighted(1.0)),
     "SGD, weighted (tau=4)": (_SGD, _SGD_RATES, _weighted(4.0)),
     "AdamW": (_ADAMW, _ADAMW_RATES, None),
     "AdamW (beta1 0.5)": (_LOW_BETA, _ADAMW_RATES, None),
     "AdamW, weighted (tau=1)": (_ADAMW, _ADAMW_RATES, _weighted(1.0)),
 }
-"""For each tuned method the optimizer, the learning rates tried, and the arguments of the callback."""
+"""For each tuned method the optimizer, the learning rates tried, and the arguments of the callback.
+
+The weights without history add up to more than one, so that their steps are longer and their rates smaller.
+"""
 
 
 class _Digits(Claim):
