@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger, MLFlowLogger
 
 def logger_of(kind: type) -> Any:
     logger = MagicMock(spec=kind)
-    logger.run_id = "run"
+    logger.run_id, logger.figures = "run", True
     logger.experiment = MagicMock()
     return logger
 
@@ -35,3 +35,5 @@ def test_nothing_is_drawn_where_nobody_keeps_it() -> None:
     assert not keeps_figures(MagicMock(loggers=[logger_of(CSVLogger)], is_global_zero=True))
     assert not keeps_figures(MagicMock(loggers=[logger_of(LeydenLogger)], is_global_zero=False))
     assert not keeps_figures(MagicMock(loggers=[], is_global_zero=True))
+    assert keeps_figures(MagicMock(loggers=[LeydenLogger()], is_global_zero=True))
+    assert not keeps_figures(MagicMock(loggers=[LeydenLogger(figures=False)], is_global_zero=True))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from compare_testbed import compare_here, install_tried, project_in, report, stored, write_config
-from leyden.claims import Arm, Cell, CellResult, Table
+from leyden.claims import Arm, Cell, CellResult, Measured, Table
 from leyden.comparison.arms import Contender
 from leyden.comparison.document import ArmFile
 from leyden.comparison.fits import Fits
@@ -24,6 +24,8 @@ from leyden.lightning import fit_config
 from leyden.report import Report, to_terminal
 from leyden.spool import open_run
 from leyden.tracking import use_run
+from leyden_callbacks import keeps_figures
+from lightning.pytorch import LightningModule
 from rich.console import Console
 
 
@@ -38,6 +40,15 @@ def project(tmp_path: Path, install: Callable[..., str], monkeypatch: pytest.Mon
 def trained(**trainer: Any) -> dict[str, Any]:
     """A configuration's ``trainer:`` for a moment's training."""
     return {"max_epochs": 1, "accelerator": "cpu", **trainer}
+
+
+def tracked_fit(stage: str) -> Measured:
+    """What one fit of the baseline measured; its run is in the folder ``session``."""
+    arm = ArmFile(document=load_config(Path("mine.yaml")), keys={}, files=("mine.yaml",)).store(Path("arms"))
+    options = {"stage": stage, "document": arm, "metric": "val_loss", "test": "test_loss"}
+    Path("session").mkdir()
+    with use_run(open_run(Path("session"), "cell", experiment="e")):
+        return Fits().run(Cell(method="baseline", seed=0, scale="", options=options))
 
 
 def test_a_bar_and_a_checkpoint_by_another_name_are_left_out() -> None:
@@ -59,16 +70,25 @@ def test_one_callback_without_a_list_is_seen_by_a_quiet_fit(callback: str) -> No
 
 def test_a_model_finds_the_logger_that_it_was_written_for_and_its_run_is_logged_all_the_same() -> None:
     write_config(model={"class_path": "mine.Talkative"}, trainer=trained(logger=True))
-    arm = ArmFile(document=load_config(Path("mine.yaml")), keys={}, files=("mine.yaml",)).store(Path("arms"))
-    options = {"stage": "judge", "document": arm, "metric": "val_loss", "test": "test_loss"}
-    Path("session").mkdir()
-    with use_run(open_run(Path("session"), "cell", experiment="e")):
-        measured = Fits().run(Cell(method="baseline", seed=0, scale="", options=options))
+    measured = tracked_fit("judge")
     assert math.isfinite(measured["test_loss"])  # type: ignore[arg-type]
     spool = b"".join(path.read_bytes() for path in Path("session").rglob("*") if path.is_file())
     assert b"val_loss" in spool
     assert b"class_path: mine.Talkative" in spool
     assert not Path("None").exists()
+
+
+@pytest.mark.parametrize(("stage", "drawn"), [("tune", False), ("judge", True)])
+def test_callbacks_draw_in_the_fits_that_judge_alone(
+    stage: str, drawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    monkeypatch.setattr(
+        LightningModule, "on_train_start", lambda model: seen.append(keeps_figures(model.trainer))
+    )
+    write_config(trainer=trained())
+    tracked_fit(stage)
+    assert seen == [drawn]
 
 
 def test_keys_that_are_numbers_or_have_dots_reach_the_model_and_are_tuned() -> None:

@@ -281,6 +281,16 @@ def test_pictures_are_kept_as_artifacts(spooled: RunWriter) -> None:
     assert {record["folder"] for record in records(spooled, "artifact")} == {"figures"}
 
 
+def test_a_logger_without_figures_keeps_none(spooled: RunWriter) -> None:
+    from matplotlib.figure import Figure
+
+    with use_run(spooled):
+        logger = LeydenLogger(figures=False)
+    logger.log_figure("curve", Figure())
+    logger.log_image("digit", [torch.rand(8, 8)])
+    assert records(spooled, "artifact") == []
+
+
 def test_a_model_that_cannot_run_on_its_example_is_said_in_one_line(spooled: RunWriter) -> None:
     with pytest.raises(TrackingError, match="the model cannot be saved: mat1 and mat2") as caught:
         log_model(spooled, nn.Linear(2, 2), torch.ones(2, 3))

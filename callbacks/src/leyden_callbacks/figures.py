@@ -9,6 +9,7 @@ from lightning.pytorch.loggers import MLFlowLogger
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
+    from lightning.pytorch.loggers import Logger
     from matplotlib.figure import Figure
 
 
@@ -19,9 +20,10 @@ def keeps_figures(trainer: Trainer) -> bool:
         trainer: the Trainer whose loggers are asked.
 
     Returns:
-        True on the first rank of a Trainer with a `leyden.logger.LeydenLogger` or an ``MLFlowLogger``.
+        True on the first rank of a Trainer with an ``MLFlowLogger``, or with a `leyden.logger.LeydenLogger`
+        that is to keep figures.
     """
-    return trainer.is_global_zero and any(isinstance(one, _KEEPERS) for one in trainer.loggers)
+    return trainer.is_global_zero and any(map(_keeps, trainer.loggers))
 
 
 def log_figure(trainer: Trainer, name: str, figure: Figure) -> None:
@@ -39,4 +41,5 @@ def log_figure(trainer: Trainer, name: str, figure: Figure) -> None:
             logger.experiment.log_figure(logger.run_id, figure, f"figures/{name}.png")
 
 
-_KEEPERS = (LeydenLogger, MLFlowLogger)
+def _keeps(logger: Logger) -> bool:
+    return logger.figures if isinstance(logger, LeydenLogger) else isinstance(logger, MLFlowLogger)

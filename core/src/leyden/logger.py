@@ -55,6 +55,7 @@ class LeydenLogger(Logger):
         experiment: MLflow experiment; by default the one that plugins.toml names.
         run_name: the run's name; by default the script's.
         tags: tags of the run.
+        figures: whether to keep figures and images; callbacks that draw look at it before they do.
     """
 
     def __init__(
@@ -62,8 +63,11 @@ class LeydenLogger(Logger):
         experiment: str | None = None,
         run_name: str | None = None,
         tags: Mapping[str, Any] | None = None,
+        *,
+        figures: bool = True,
     ) -> None:
         super().__init__()
+        self.figures = figures
         self._experiment = experiment
         self._run_name = run_name
         self._tags = dict(tags or {})
@@ -178,6 +182,8 @@ class LeydenLogger(Logger):
         return self._experiment
 
     def _keep_image(self, name: str, step: int | None, save: Any) -> None:
+        if not self.figures:
+            return
         suffix = "" if step is None else f"_step{step}"
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"{name.replace('/', '_')}{suffix}.png"

@@ -100,6 +100,7 @@ def _fit(document: Mapping[str, Any], files: Sequence[Path], cell: Cell) -> Meas
     watch = Watch(metric)
     with quietly():
         cli = _made(document, files, cell.seed, watch)
+        _draw(cli, cell.options["stage"] == "judge")
         cli.trainer.fit(cli.model, datamodule=cli.datamodule)
         measured: dict[str, Any] = {
             metric: _at_the_end(watch, cli, metric),
@@ -125,6 +126,15 @@ def _made(document: Mapping[str, Any], files: Sequence[Path], seed: int, *callba
     check_optimizer(cli.model)
     pin_data(cli.datamodule or cli.model, seed)
     return cli
+
+
+def _draw(cli: LeydenCLI, wanted: bool) -> None:
+    """Let callbacks draw or not; nobody looks at the pictures of each setting that was tried."""
+    from leyden.logger import LeydenLogger
+
+    for logger in cli.trainer.loggers:
+        if isinstance(logger, LeydenLogger):
+            logger.figures = wanted
 
 
 def _at_the_end(watch: Watch, cli: LeydenCLI, metric: str) -> float:

@@ -220,12 +220,14 @@ def expected_seconds(fits: Mapping[str, int], facts: Mapping[str, Facts], jobs: 
 
 def left_out_callbacks(document: Mapping[str, Any]) -> Sequence[str]:
     """The names of a configuration's callbacks that a comparison leaves out, since they write checkpoints."""
+    callbacks = callbacks_of(document.get("trainer") or {})
+    if not callbacks:
+        return []  # at once: the import below takes seconds, while the workers wait
+
     from lightning.pytorch.callbacks import Checkpoint
 
     from leyden.lightning import names_callback
 
-    left_out = [
-        item for item in callbacks_of(document.get("trainer") or {}) if names_callback(item, Checkpoint)
-    ]
+    left_out = [item for item in callbacks if names_callback(item, Checkpoint)]
     named = [str(item["class_path"] if isinstance(item, Mapping) else item) for item in left_out]
     return [name.rpartition(".")[2] for name in named]

@@ -9,16 +9,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from leyden_warmup.rates import MultipliedRates, home_of
+from leyden_warmup.rates import MultipliedRates, home_of, products
 from leyden_warmup.schedule import Form, Schedule, Value, WarmupState
 
 
 class LossWarmupLR(LRScheduler):
     """Multiplies the learning rate of the next update by a function of the loss, Section 3.3 (reconstructed).
 
-    Call ``scheduler.step(loss)`` after the backward pass and before ``optimizer.step()``. The update takes
-    the multiplied rate and puts the rate back, so that other schedulers, stepped after the update as ever,
-    work beside it and see their own rates; so do checkpoints of the optimizer.
+    Call ``scheduler.step(loss)`` after the backward pass and before ``optimizer.step()``. The rate is
+    multiplied for the length of the update alone, so that other schedulers and checkpoints of the optimizer
+    see it as it would be without, also where a GradScaler skips the update; `get_last_lr` tells the
+    multiplied one.
 
     Args:
         optimizer: the optimizer, whose ``lr`` is the full rate.
@@ -40,11 +41,9 @@ class LossWarmupLR(LRScheduler):
     >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.5)
     >>> scheduler = LossWarmupLR(optimizer, C=1.0)
     >>> scheduler.step(torch.tensor(4.0))
-    >>> optimizer.param_groups[0]["lr"]
-    0.1
-    >>> optimizer.step()
-    >>> optimizer.param_groups[0]["lr"], scheduler.get_last_lr()
-    (0.5, [0.1])
+    >>> scheduler.get_last_lr(), optimizer.param_groups[0]["lr"]
+    ([0.1], 0.5)
+    >>> optimizer.step()  # by 0.1
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class LossWarmupLR(LRScheduler):
         self.last_epoch = 0
 
     def step(self, loss: Any) -> None:  # type: ignore[override]
-        """Set the multiplied rate for the next ``optimizer.step()``.
+        """Let the next ``optimizer.step()`` take the rate multiplied for this loss.
 
         Args:
             loss: the loss of the batch whose gradient the optimizer holds, a number or a tensor of one.
@@ -92,8 +91,8 @@ class LossWarmupLR(LRScheduler):
         self._state = self.schedule.advance(self._state, value)
         self.last_epoch += 1
         self.base_lrs = self._rates.own()
+        self._last_lr = products(self.base_lrs, self._state.multiplier)
         self._waiting = True
-        self._multiply()
 
     def get_lr(self) -> list[float | Tensor]:
         """The rates of the last step, as `get_last_lr`."""
@@ -115,27 +114,13 @@ class LossWarmupLR(LRScheduler):
         self.base_lrs, self._last_lr = list(state_dict["base_lrs"]), list(state_dict["last_lr"])
         self._rates.restore()
         self._waiting = bool(state_dict["waiting"])
-        if self._waiting:
-            self._multiply()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copied optimizer has lost its hooks, and has the rates of the moment.
-        return {**self.__dict__, "_rates": self._rates.own()}
+        return {name: value for name, value in self.__dict__.items() if name != "_rates"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._rates = MultipliedRates(self.optimizer, self._of_step, self._stepped)
-        for group, rate in zip(self.optimizer.param_groups, state["_rates"], strict=True):
-            group["lr"] = rate
-        if self._waiting:
-            self._multiply()
-
-    def _multiply(self) -> None:
-        self._rates.multiply(self._state.multiplier)
-        self._last_lr = [
-            group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"]
-            for group in self.optimizer.param_groups
-        ]
+        self._rates = MultipliedRates(self.optimizer, self._of_step, self._stepped)  # a copy has no hooks
 
     def _of_step(self) -> Value | None:
         return self._state.multiplier if self._waiting else None

@@ -168,6 +168,14 @@ def multiplied(optimizer: Optimizer) -> bool:
     return any(isinstance(getattr(hook, "__self__", None), MultipliedRates) for hook in hooks)
 
 
+def products(rates: Sequence[Rate], multiplier: Rate) -> list[Rate]:
+    """Rates times a multiplier, numbers as numbers and tensors as new tensors of their type."""
+    return [
+        rate.clone().mul_(multiplier) if isinstance(rate, Tensor) else rate * float(multiplier)
+        for rate in rates
+    ]
+
+
 def home_of(optimizer: Optimizer) -> torch.device | None:
     """The device on which a multiplier is needed, that of a rate that is a tensor; None if none is."""
     rates = (group.get("lr") for group in optimizer.param_groups)
