@@ -1,7 +1,8 @@
 """A whole comparison on digits, and the same fits by hand; prints both times and what a comparison adds.
 
-    python core/benchmarks/compare.py            # fits of some seconds: a few minutes in all
-    python core/benchmarks/compare.py --quick    # short fits: whether it works, not how much it adds
+    python core/benchmarks/compare.py                 # fits of some seconds: a few minutes in all
+    python core/benchmarks/compare.py --epochs 160    # fits of ten seconds
+    python core/benchmarks/compare.py --quick         # short fits: whether it works, not how much it adds
 
 Two things are tried, with 8 trials and 3 seeds each, two fits at a time. By hand means what a person would
 write: the same configurations, settings and seeds, each fitted and, where it judges, tested, by joblib on two
@@ -101,7 +102,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="short fits")
-    epochs = 3 if parser.parse_args().quick else 40
+    parser.add_argument("--epochs", type=int, default=40, help="the length of a fit")
+    arguments = parser.parse_args()
+    epochs = 3 if arguments.quick else arguments.epochs
     os.environ.update(ONE_THREAD)
     with empty_folder():
         whole = compared(epochs)

@@ -242,9 +242,8 @@ class DisjunctiveProjection(nn.Module):
             gives one.
 
         Raises:
-            ValueError: if a shape or type is wrong, a number is NaN or infinite (the text names the sample),
-            or
-                ``strategy="enumerate"`` meets more scenarios than ``max_scenarios``.
+            ValueError: if a shape or type is wrong, if a number is NaN or infinite (the text names the
+                sample), or if ``strategy="enumerate"`` meets more scenarios than ``max_scenarios``.
             ContradictionError: if the rules of a sample contradict each other and ``on_infeasible`` is
                 ``"raise"``.
         """

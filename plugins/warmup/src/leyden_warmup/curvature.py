@@ -53,8 +53,8 @@ def fit_h0h1(
         ValueError: if there are not as many curvatures as losses, or ``f_star`` is not finite.
 
     >>> fit = fit_h0h1([0.0, 1.0, 2.0], [2.0, 5.0, 8.0])
-    >>> [round(value, 6) for value in fit]
-    [2.0, 3.0, 3.0, 1.0]
+    >>> print(f"H0 {fit.H0:.2f}, H1 {fit.H1:.2f}, C {fit.C:.2f}, correlation {fit.r:.2f}")
+    H0 2.00, H1 3.00, C 3.00, correlation 1.00
     """
     if not math.isfinite(f_star):
         raise ValueError(f"f_star: expected a finite number, got {f_star!r}")

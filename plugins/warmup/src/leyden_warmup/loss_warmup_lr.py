@@ -41,8 +41,8 @@ class LossWarmupLR(LRScheduler):
     >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.5)
     >>> scheduler = LossWarmupLR(optimizer, C=1.0)
     >>> scheduler.step(torch.tensor(4.0))
-    >>> scheduler.get_last_lr(), optimizer.param_groups[0]["lr"]
-    ([0.1], 0.5)
+    >>> scheduler.get_last_lr(), [group["lr"] for group in optimizer.param_groups]
+    ([0.1], [0.5])
     >>> optimizer.step()  # by 0.1
     """
 
