@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger, MLFlowLogger
 
 def logger_of(kind: type) -> Any:
     logger = MagicMock(spec=kind)
-    logger.run_id, logger.figures = "run", True
+    logger.run_id = "run"
     logger.experiment = MagicMock()
     return logger
 

@@ -130,8 +130,7 @@ def changed(old: str, new: str) -> str:
         ),
         (
             changed("regression.Line", "Lines"),
-            "mine.yaml:9: model.class_path: unknown component 'Lines'; "
-            "there is none; a class of your own needs its module, 'module.Lines'",
+            "mine.yaml:9: model.class_path: unknown component 'Lines'; ",
         ),
         (
             changed("regression.Line", "torch.nn.Linear"),
@@ -186,6 +185,11 @@ def changed(old: str, new: str) -> str:
 def test_wrong_input_in_a_file_is_one_line_with_file_line_and_key(text: str, expected: str) -> None:
     error = error_of(text=text)
     assert error.startswith(expected), error
+
+
+def test_a_class_of_the_users_own_is_asked_for_with_its_module() -> None:
+    error = error_of(text=changed("regression.Line", "Lines"))
+    assert error.endswith("a class of your own needs its module, 'module.Lines'")
 
 
 @pytest.mark.parametrize(

@@ -204,12 +204,12 @@ def test_a_plugin_that_is_listed_and_not_installed_is_told_with_how_to_install_i
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("plugins.toml").write_text(
-        "[plugins.harm]\npath = 'plugins/harm'\n\n[plugins.warmup]\nrequirement = 'leyden-warmup>=1'\n"
+        "[plugins.mine]\npath = 'plugins/mine'\n\n[plugins.yours]\nrequirement = 'leyden-yours>=1'\n"
         "[plugins.sps_saef]\n[plugins.gone]\nenabled = false\n"
     )
     assert discover(load_settings()).missing == [
-        "plugins.toml:1: plugins.harm: not installed; run 'pip install -e plugins/harm'",
-        "plugins.toml:4: plugins.warmup: not installed; run 'pip install \"leyden-warmup>=1\"'",
+        "plugins.toml:1: plugins.mine: not installed; run 'pip install -e plugins/mine'",
+        "plugins.toml:4: plugins.yours: not installed; run 'pip install \"leyden-yours>=1\"'",
         "plugins.toml:6: plugins.sps_saef: not installed; did you mean 'sps_safe'?",
     ]
 

@@ -42,4 +42,4 @@ def log_figure(trainer: Trainer, name: str, figure: Figure) -> None:
 
 
 def _keeps(logger: Logger) -> bool:
-    return logger.figures if isinstance(logger, LeydenLogger) else isinstance(logger, MLFlowLogger)
+    return logger.keeps_figures if isinstance(logger, LeydenLogger) else isinstance(logger, MLFlowLogger)

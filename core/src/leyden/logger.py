@@ -55,8 +55,10 @@ class LeydenLogger(Logger):
         experiment: MLflow experiment; by default the one that plugins.toml names.
         run_name: the run's name; by default the script's.
         tags: tags of the run.
-        figures: whether to keep figures and images; callbacks that draw look at it before they do.
+        figures: whether to keep figures and images; callbacks look at ``keeps_figures`` before they draw.
     """
+
+    keeps_figures = True
 
     def __init__(
         self,
@@ -67,7 +69,7 @@ class LeydenLogger(Logger):
         figures: bool = True,
     ) -> None:
         super().__init__()
-        self.figures = figures
+        self.keeps_figures = figures
         self._experiment = experiment
         self._run_name = run_name
         self._tags = dict(tags or {})
@@ -182,7 +184,7 @@ class LeydenLogger(Logger):
         return self._experiment
 
     def _keep_image(self, name: str, step: int | None, save: Any) -> None:
-        if not self.figures:
+        if not self.keeps_figures:
             return
         suffix = "" if step is None else f"_step{step}"
         with tempfile.TemporaryDirectory() as folder:

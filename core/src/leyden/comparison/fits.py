@@ -134,7 +134,7 @@ def _draw(cli: LeydenCLI, wanted: bool) -> None:
 
     for logger in cli.trainer.loggers:
         if isinstance(logger, LeydenLogger):
-            logger.figures = wanted
+            logger.keeps_figures = wanted
 
 
 def _at_the_end(watch: Watch, cli: LeydenCLI, metric: str) -> float:
