@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from leyden_milp_layer import (
     Disjunction,
     DisjunctiveProjection,
     Polyhedron,
+    RuleConstrainedModule,
     RulePenaltyLoss,
     RuleSatisfaction,
     RuleSet,
@@ -22,7 +24,9 @@ from leyden_milp_layer import (
     certify,
     equals,
     feature,
+    halfspace,
     implies,
+    output,
     total,
 )
 
@@ -296,22 +300,27 @@ def test_a_penalty_of_a_wrong_factor_is_refused() -> None:
         RulePenaltyLoss(gaps(), rho=-1.0)
 
 
+def crossing() -> RuleSet:
+    """A rule whose first disjunct is empty, which no single row tells, and whose second is not."""
+    apart = output(0) - output(1)
+    empty = (apart <= -0.1 - 0.1 * feature(0)) & (apart >= 0.1)
+    return RuleSet(2, 0, 1, rules=[any_of(empty, (total() >= 1.6) & (apart >= 0.1))])
+
+
 def test_the_cache_forgets_the_oldest_samples() -> None:
-    rules = RuleSet(2, 0, 1, rules=[any_of(at_most(0, feature(0)), at_least(0, 0.9 + feature(0)))])
-    layer = DisjunctiveProjection(rules, cache_size=3)
+    layer = DisjunctiveProjection(crossing(), cache_size=3)
     for place in range(10):
         layer(torch.full((1, 2), 0.5), torch.tensor([[place / 100]]))
     assert len(layer._enumeration._empty) == 3
 
 
 def test_an_empty_scenario_is_solved_for_once() -> None:
-    rules = RuleSet(2, 0, 1, rules=[any_of(at_most(0, 0.2), at_least(0, 0.5)), at_least(0, 0.4)])
-    layer = DisjunctiveProjection(rules)
-    raw = torch.tensor([[0.1, 0.5]], dtype=F64)
-    first = layer(raw)
+    layer = DisjunctiveProjection(crossing())
+    raw, x = torch.tensor([[0.5, 0.5]], dtype=F64), torch.zeros(1, 1)
+    first = layer(raw, x)
     assert layer.last_info is not None
     programs = int(layer.last_info.lps)
-    assert torch.equal(layer(raw), first)
+    assert torch.equal(layer(raw, x), first)
     assert int(layer.last_info.lps) < programs
 
 
@@ -323,3 +332,144 @@ def test_what_is_remembered_of_a_sample_is_not_used_for_another(batch: int) -> N
     raw = torch.full((batch, 1), 0.5, dtype=F64)
     for x, expected in ((0.0, 0.1), (1.0, 0.6), (0.0, 0.1)):
         assert layer(raw, torch.full((batch, 1), x))[0, 0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1e-6, 1e6, 1e9])
+@pytest.mark.parametrize("other", [1.0, None])
+def test_units_of_the_outputs_do_not_matter(unit: float, other: float | None) -> None:
+    gap = any_of(at_most(1, 0.25 * unit), at_least(1, 0.75 * unit))
+    rules = RuleSet(2, 0, [other or unit, unit], rules=[gap, implies(feature(0) > 0, at_least(0, 0.0))])
+    plain = RuleSet(2, 0, 1, rules=[any_of(at_most(1, 0.25), at_least(1, 0.75))])
+    points = torch.tensor([[0.3, 0.2501], [0.3, 0.6], [0.3, 0.1]], dtype=F64)
+    scaled = points * torch.tensor([other or unit, unit], dtype=F64)
+    for settings in ({}, {"strategy": "milp"}, {"solver": "highs"}, {"norm": "l2"}):
+        layer = DisjunctiveProjection(rules, **settings)  # type: ignore[arg-type]
+        projected = layer(scaled, -torch.ones(3, 1))
+        expected = DisjunctiveProjection(plain)(points)
+        if settings.get("strategy") != "milp" or other is None or unit > 1e-9:  # a cost below its tolerance
+            torch.testing.assert_close(projected[:, 1] / unit, expected[:, 1], rtol=0, atol=1e-9)
+        assert certify(rules, projected, -torch.ones(3, 1)).holds
+        assert certify(rules, scaled, -torch.ones(3, 1)).violators() == [0, 1]
+
+
+@pytest.mark.parametrize("factor", [1e-6, 1e6])
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_multiplying_a_row_changes_neither_output_nor_gradient(factor: float, norm: Any) -> None:
+    rows = halfspace([2.0 * factor, factor], 0.9 * factor) & halfspace([0.0, 1.0], 0.4)
+    rules = RuleSet(2, 0, 1, rules=[rows | at_least(0, 0.95)])
+    plain = RuleSet(
+        2, 0, 1, rules=[(halfspace([2.0, 1.0], 0.9) & halfspace([0.0, 1.0], 0.4)) | at_least(0, 0.95)]
+    )
+    found = []
+    for each in (rules, plain):
+        raw = torch.tensor([[0.4, 0.10001], [0.3, 0.7]], dtype=F64, requires_grad=True)
+        projected = DisjunctiveProjection(each, norm=norm)(raw)
+        projected[:, 0].sum().backward()  # type: ignore[no-untyped-call]
+        found.append((projected.detach(), raw.grad))
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-9)
+    assert (found[1][0].sum(dim=1) - torch.tensor([0.5001, 1.0], dtype=F64)).abs().max() > 1e-6
+
+
+def test_a_small_threshold_within_wide_bounds_is_kept() -> None:
+    rules = RuleSet(1, 0, 1e6, rules=[any_of(at_most(0, 5.0), at_least(0, 10.0))])
+    raw = torch.tensor([[5.0001], [9.9999], [1e6]], dtype=F64)
+    projected = DisjunctiveProjection(rules)(raw)
+    torch.testing.assert_close(projected, torch.tensor([[5.0], [10.0], [1e6]], dtype=F64), rtol=0, atol=1e-5)
+    assert certify(rules, projected).holds
+
+
+def test_a_disjunct_in_small_units_is_not_taken_for_an_empty_one() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        narrow = output(0) + 1e9 * output(1) <= 1.2
+        rules = RuleSet(2, 0, [1.0, 1e-9], rules=[narrow & at_least(1, 0.9e-9), any_of(at_least(0, 0.2))])
+    projected = DisjunctiveProjection(rules)(torch.tensor([[0.9, 0.2e-9]], dtype=F64))
+    torch.testing.assert_close(projected, torch.tensor([[0.3, 0.9e-9]], dtype=F64), rtol=0, atol=1e-10)
+
+
+def test_rows_of_a_rule_that_does_not_apply_are_not_evaluated() -> None:
+    guarded = implies(feature(0) > 0, at_least(0, 0.1 / feature(0)), name="inverse")
+    scaled = implies(feature(0) > 0, output(1) / feature(0) <= 0.5, name="share")
+    layer = DisjunctiveProjection(RuleSet(2, 0, 1, rules=[guarded, scaled]))
+    x = torch.tensor([[0.0], [0.5], [0.0]], dtype=F64, requires_grad=True)
+    raw = torch.tensor([[0.05, 0.9]] * 3, dtype=F64, requires_grad=True)
+    projected = layer(raw, x)
+    expected = torch.tensor([[0.05, 0.9], [0.2, 0.25], [0.05, 0.9]], dtype=F64)
+    torch.testing.assert_close(projected, expected)
+    projected.sum().backward()
+    assert x.grad is not None
+    assert x.grad[:, 0].tolist() == pytest.approx([0.0, -0.1 / 0.25 + 0.5, 0.0])
+    layer(raw[:1], x[:1])
+    assert layer.last_info is not None
+    assert layer.last_info.status == ("inside",)
+
+
+def test_a_condition_on_a_feature_that_is_nan_is_an_error() -> None:
+    layer = DisjunctiveProjection(quarrel())
+    with pytest.raises(ValueError, match=r"^x: 't' is NaN at sample 1, and a rule's condition needs it"):
+        layer(torch.rand(2, 2), torch.tensor([[-1.0], [math.nan]]))
+    unused = RuleSet(1, 0, 1, rules=[implies(feature(1) > 0, at_least(0, 0.5))])
+    projected = DisjunctiveProjection(unused)(torch.zeros(1, 1), torch.tensor([[math.nan, 1.0]]))
+    assert projected.tolist() == [[0.5]]
+
+
+def test_what_is_no_tensor_is_told() -> None:
+    layer = DisjunctiveProjection(quarrel())
+    with pytest.raises(ValueError, match="y_hat: expected a tensor, got list"):
+        layer([[0.1, 0.2]], torch.rand(1, 1))
+    with pytest.raises(ValueError, match="x: expected a tensor, got list"):
+        layer(torch.rand(1, 2), [[1.0]])
+
+
+def test_a_batch_of_none_is_empty_with_callables_too() -> None:
+    rules = RuleSet(
+        1, 0, 1, rules=[at_most(0, lambda x: x[0]), implies(lambda x: x[0] > 0, at_least(0, 0.1))]
+    )
+    assert DisjunctiveProjection(rules)(torch.zeros(0, 1), torch.zeros(0, 1)).shape == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (
+            {"strategy": "lifted"},
+            "strategy: sample 0 has up to 512 scenarios to expand, above max_scenarios=256",
+        ),
+        ({"relaxation": "pdnf"}, "num_dnf_rules: sample 0 has up to 512 scenarios"),
+        ({"relaxation": "pdnf", "num_dnf_rules": 9}, "num_dnf_rules: sample 0 has up to 512 scenarios"),
+    ],
+)
+def test_a_lifted_program_of_too_many_scenarios_is_not_built(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{text}"):
+        DisjunctiveProjection(gaps(9), **settings)(torch.full((1, 9), 0.5))
+    few = DisjunctiveProjection(gaps(9), relaxation="pdnf", num_dnf_rules=2)
+    assert few(torch.full((1, 9), 0.5)).shape == (1, 9)
+
+
+@pytest.mark.parametrize("solver", ["pivoting", "highs"])
+def test_threads_may_share_a_layer(solver: Any) -> None:
+    rules = RuleSet(4, 0, 1, [total() <= 2], [any_of(at_most(i, 0.3), at_least(i, 0.7)) for i in range(4)])
+    layer = DisjunctiveProjection(rules, solver=solver, cache_size=4)
+    raw = torch.rand(12, 8, 4, generator=torch.Generator().manual_seed(8), dtype=F64)
+    expected = [DisjunctiveProjection(rules, solver=solver)(one) for one in raw]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(layer, raw))
+    assert all(certify(rules, one, tol=1e-9).holds for one in found)
+    distances = [
+        ((one - each).abs().sum(dim=1), (other - each).abs().sum(dim=1))
+        for one, other, each in zip(found, expected, raw, strict=True)
+    ]
+    for mine, theirs in distances:
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
+
+
+def test_half_precision_is_projected_in_single_precision_by_the_module() -> None:
+    rules = RuleSet(1, 0, 1, rules=[at_least(0, 0.7001)])
+
+    class Half(torch.nn.Module):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return inputs.bfloat16()
+
+    outputs = RuleConstrainedModule(Half(), DisjunctiveProjection(rules))(torch.rand(4, 1) * 0.5)
+    assert outputs.dtype == torch.float32
+    assert certify(rules, outputs).holds

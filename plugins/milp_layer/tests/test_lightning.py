@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from leyden_milp_layer import (
     load_rules,
 )
 from leyden_milp_layer.module import constrained
-from leyden_milp_layer.report import layer_of
+from leyden_milp_layer.report import layer_of, metric_names
 from lightning.pytorch import Trainer
 from torch import nn
 
@@ -258,7 +259,7 @@ def test_a_certificate_is_a_table_and_a_picture() -> None:
     rules = RuleSet(1, 0, 1, rules=[implies(feature(0) > 0, at_most(0, 0.25), name="low")], features=["t"])
     certificate = certify(rules, torch.tensor([[0.75], [0.1], [0.9]]), torch.tensor([[1.0], [1.0], [-1.0]]))
     assert "| low | 2 | 1 | 0.5 |" in certificate.table()
-    assert "3 samples, tolerance 1e-06, 0 contradictory: 1 samples violate one." in certificate.table()
+    assert "3 samples, tolerance 1e-06, 0 contradictory: 1 sample violates one." in certificate.table()
     figure = certificate.figure()
     assert figure.axes[0].images[0].get_array().tolist() == [[0, 2, 1], [1, 1, 1]]
 
@@ -277,3 +278,65 @@ def test_wrong_arguments_of_the_module_are_named() -> None:
     module = RuleConstrainedModule(mlp([6, 4]), DisjunctiveProjection(rules))
     with pytest.raises(ValueError, match=r"^targets: expected shape \(3, 4\), got \(3,\)"):
         module.align(torch.zeros(3, 4), torch.zeros(3))
+
+
+def test_names_of_rules_are_logged_as_mlflow_takes_them_and_stay_apart() -> None:
+    names = ["load > 0.8 -> on", "load < 0.8 -> on", "a/b|c", "plain"]
+    logged = metric_names(names)
+    assert list(logged) == names
+    assert len(set(logged.values())) == 4
+    assert logged["plain"] == "plain"
+    assert all(re.fullmatch(r"[\w.\- ]+", name) for name in logged.values())
+
+
+def odd_report(**settings: Any) -> tuple[RuleReport, dict[str, float]]:
+    """A report on two rules with odd names, one of which is wrong."""
+    rules = RuleSet(
+        1, 0, 1, rules=[any_of(at_most(0, 0.3), name="x < 1 | y"), any_of(at_least(0, 0), name="x > 1")]
+    )
+    report = RuleReport(figure=False)
+    data = torch.utils.data.TensorDataset(torch.rand(40, 1), torch.rand(40, 1) * 0.2 + 0.7)
+    module = RuleConstrainedModule(nn.Identity(), DisjunctiveProjection(rules, **settings))
+    loader = torch.utils.data.DataLoader(data, batch_size=40)
+    (metrics,) = quiet(callbacks=[report]).test(module, loader, verbose=False)
+    return report, dict(metrics)
+
+
+def test_odd_names_pass_through_report_and_certificate() -> None:
+    report, metrics = odd_report()
+    assert metrics["test_rules/csat/x _ 1 _ y"] == 1.0
+    assert metrics["test_rules/cost/x _ 1 _ y"] > 0
+    assert metrics["test_rules/csat/x _ 1"] == 1.0
+    assert "| x < 1 \\| y | 1.000 |" in report.table()
+    assert report.table().endswith("Rules that cost accuracy: 'x < 1 | y'.")
+    assert report.certificate is not None
+    assert "| x < 1 \\| y | 40 | 40 |" in report.certificate.table()
+
+
+def test_costs_of_a_relaxation_are_not_made_up() -> None:
+    report, metrics = odd_report(relaxation="cnf")
+    assert not any("cost" in name for name in metrics)
+    assert report.table().endswith("Rules that cost accuracy: not measured.")
+    assert report.costly == []
+
+
+def test_a_certificate_of_nothing_cannot_be_drawn() -> None:
+    certificate = certify(RuleSet(1, 0, 1, rules=[at_least(0, 0.5)]), torch.zeros(0, 1))
+    with pytest.raises(ValueError, match="outputs: expected at least one sample to draw"):
+        certificate.figure()
+
+
+def test_a_model_that_cannot_be_constrained_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "outputs: 1\nfeatures: 1\nlower: 0\nupper: 1\nrules:\n  - when: x0 > 0\n    then: y0 >= 1\n"
+    )
+
+    class Pair(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return x, x
+
+    with pytest.raises(ValueError, match="model: expected a tensor of outputs from forward, got tuple"):
+        constrained(Pair(), rules=str(file))(torch.zeros(1, 1))
+    with pytest.raises(ValueError, match="model: expected the features as the first argument"):
+        constrained(nn.Linear(1, 1), rules=str(file))(input=torch.zeros(1, 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,28 @@ def test_a_fault_of_a_callable_is_told_as_it_is() -> None:
         (lambda: integer(0, 3, 1), "lo: expected at most hi=1, got 3"),
         (lambda: implies(equals(0, 0.5), at_least(1, 0)), "p: an equality has no closed complement"),
         (lambda: any_of(implies(feature(0) > 0, at_least(0, 0))), "choices: a rule with a condition"),
+        (
+            lambda: implies(feature(0) > 0, at_least(0, 0), margin=0.1),
+            "margin: expected 0 where p is a condition",
+        ),
+        (lambda: implies(at_least(0, 0), at_least(0, 0), margin=-1), "margin: expected a finite number"),
+        (lambda: RuleSet(1, 0, 1, rules=[wins(0, 1)]), "rule 'rule 1', disjunct 0: expected rows, got none"),
+        (
+            lambda: RuleSet(1, 0, 1, rules=[implies(feature("laod") > 0, at_least(0, 0))], features=["load"]),
+            "rule 'rule 1', condition: unknown feature 'laod'; did you mean 'load'",
+        ),
+        (
+            lambda: RuleSet(1, 0, 1, rules=[at_least(0, feature("laod"))], features=["load"]),
+            "rule 'rule 1', disjunct 0: unknown feature 'laod'; did you mean 'load'",
+        ),
+        (
+            lambda: RuleSet(1, 0, 1, rules=[implies(feature(-1) > 0, at_least(0, 0))]),
+            "rule 'rule 1', condition: feature: expected an index of at least 0",
+        ),
+        (
+            lambda: implies(Polyhedron(torch.ones(1, 1, requires_grad=True), [1.0]), at_least(0, 0)),
+            "p: rows of callables or trained tensors have no complement",
+        ),
     ],
 )
 def test_a_wrong_rule_is_named(build: Any, text: str) -> None:
@@ -219,6 +242,55 @@ def test_copies_and_pickles_have_the_same_rules_and_fingerprint() -> None:
         RuleSet(1, 0, 1, rules=[at_most(0, function)]) for function in (lambda x: x[0], lambda x: -x[0])
     )
     assert one.fingerprint() != other.fingerprint()
+
+
+def times(factor: float) -> Any:
+    return lambda x: x[0] * factor
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (implies(feature(0) > 1000001, at_least(0, 1)), implies(feature(0) > 1000002, at_least(0, 1))),
+        (implies(feature(0) > 1, at_least(0, 1)), implies(feature(0) >= 1, at_least(0, 1))),
+        (
+            at_least(0, feature(0) / (feature(1) * feature(2))),
+            at_least(0, feature(0) / feature(1) * feature(2)),
+        ),
+        (
+            at_least(0, feature(0) / (feature(1) / feature(2))),
+            at_least(0, feature(0) / feature(1) / feature(2)),
+        ),
+        (at_most(0, times(2.0)), at_most(0, times(3.0))),
+        (
+            at_most(0, partial(torch.mul, torch.tensor(2.0))),
+            at_most(0, partial(torch.mul, torch.tensor(3.0))),
+        ),
+        (at_most(0, torch.tensor(2.0)), at_most(0, torch.tensor(3.0))),
+        (at_least(0, torch.tensor(2.0)), at_most(0, torch.tensor(2.0))),
+    ],
+)
+def test_rules_that_differ_have_different_fingerprints(one: Any, other: Any) -> None:
+    found = [RuleSet(1, 0, 9, rules=[rule]).fingerprint() for rule in (one, other)]
+    assert found[0] != found[1]
+    assert RuleSet(1, 0, 9, rules=[one]).fingerprint() == found[0]
+
+
+def test_a_level_that_is_trained_may_start_elsewhere() -> None:
+    levels = [torch.tensor(value, requires_grad=True) for value in (0.2, 0.3)]
+    one, other = (RuleSet(1, 0, 1, rules=[at_least(0, level)]).fingerprint() for level in levels)
+    assert one == other
+
+
+def test_an_expression_is_told_as_it_is_calculated() -> None:
+    a, b, c = (feature(name) for name in "abc")
+    for expression, text in (
+        (a / (b * c), "a / (b * c)"),
+        (a / b * c, "a / b * c"),
+        (a - (b - c), "a - (b - c)"),
+        (abs(a - 26) * 0.123456789, "abs(a - 26) * 0.123456789"),
+    ):
+        assert str(expression) == text
 
 
 FILE = """\
@@ -298,6 +370,21 @@ def test_a_rule_file_means_what_the_same_rules_in_python_mean() -> None:
         ("outputs: [flow, pressure]", "outputs: [flow, flow]", 1, "outputs: 'flow' stands there twice"),
         ("lower: [0, 0]\n", "", 1, "lower is missing"),
         ("rules:", "rules: 3\nmore:", 7, "rules: expected a list"),
+        ("pressure >= 4", "pressure >= 1e999", 17, "then: expected a finite number, got inf"),
+        ("flow <= 0", "flow <= load ** 2", 13, "any: 'load ** 2': expected one of + - * /"),
+        ("margin: 0.5", "margin: -1", 18, "margin: expected a number of at least 0"),
+        ("when: flow >= 5", "when: load >= 5", 18, "margin: expected a 'when' on outputs beside it"),
+        (
+            "when: flow >= 5",
+            "when: flow >= 5 and load > 1",
+            16,
+            "when: 'and' joins conditions on features, or",
+        ),
+        ("when: flow >= 5", "when: flow == 5", 16, "when: an equality has no closed complement"),
+        ("[load, heat]", "[load, lambda]", 2, "features: 'lambda' is no name"),
+        ("[load, heat]", "200000", 2, "features: expected names, or how many there are, 1 to 10000"),
+        ("name: off or on", "[a]: 3", 11, "a rule: expected one value, got a list or a mapping"),
+        ("flow <= 0", "flow <= " + "+".join(["1"] * 20000), 13, "any: cannot be read: 'flow <= 1+1"),
     ],
 )
 def test_an_error_in_a_rule_file_names_file_and_line(
@@ -324,6 +411,21 @@ def test_files_that_are_none_are_told(tmp_path: Path) -> None:
         parse_rules("")
     with pytest.raises(RuleFileError, match="rules:1: the file: expected keys and values"):
         parse_rules("- a")
+    latin = tmp_path / "latin.yaml"
+    latin.write_bytes("outputs: 2 # é".encode("latin-1"))
+    with pytest.raises(RuleFileError, match=r"latin\.yaml: cannot be read: it is no UTF-8 text"):
+        load_rules(str(latin))
+
+
+def test_what_is_found_when_rules_are_put_together_names_the_line_of_the_rule() -> None:
+    top = "outputs: [a, b]\nlower: 0\nupper: 1\n"
+    with pytest.warns(UserWarning, match="^plant:6: rule 'second': disjunct 0 is empty and is dropped"):
+        parse_rules(
+            f"{top}rules:\n  - {{name: first, then: a >= 0.5}}\n  - name: second\n    any: [a >= 2, b >= 0]",
+            name="plant",
+        )
+    with pytest.warns(UserWarning, match="^plant:4: globals: bounds and global constraints have no common"):
+        parse_rules(f"{top}globals: [sum() >= 3]\nrules:\n  - then: a >= 0.5", name="plant")
 
 
 def test_functions_of_a_rule_file() -> None:

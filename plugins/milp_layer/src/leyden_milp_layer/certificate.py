@@ -71,11 +71,9 @@ class Certificate:
         everyone = torch.ones_like(self.contradictory)
         lines.append(_line("bounds and global constraints", everyone, self.common <= self.tol, self.common))
         count, contradictory = len(self.common), int(self.contradictory.sum())
-        verdict = (
-            "every rule holds at every sample"
-            if self.holds
-            else f"{len(self.violators())} samples violate one"
-        )
+        wrong = len(self.violators())
+        verdict = f"{wrong} sample{'s violate' if wrong > 1 else ' violates'} one"
+        verdict = verdict if wrong else "every rule holds at every sample"
         lines += ["", f"{count} samples, tolerance {self.tol:g}, {contradictory} contradictory: {verdict}."]
         return "\n".join(lines)
 
@@ -84,7 +82,12 @@ class Certificate:
 
         Returns:
             The figure; samples are ordered by how many rules apply to them.
+
+        Raises:
+            ValueError: if there is no sample.
         """
+        if not len(self.common):
+            raise ValueError("outputs: expected at least one sample to draw, got none")
         from leyden.figures import INK, MUTED, PALETTE, new_figure
         from matplotlib.colors import ListedColormap
         from matplotlib.patches import Patch
@@ -166,8 +169,20 @@ def joined(certificates: Sequence[Certificate]) -> Certificate:
     )
 
 
+def in_table(name: str) -> str:
+    r"""A rule's name as a cell of a Markdown table.
+
+    Args:
+        name: any text.
+
+    >>> in_table("a | b")
+    'a \\| b'
+    """
+    return " ".join(name.split()).replace("|", "\\|")
+
+
 def _line(name: str, applies: Tensor, held: Tensor, violation: Tensor) -> str:
     count = int(applies.sum())
     satisfied = int((held & applies).sum())
     worst = float(violation[applies].max()) if count else 0.0
-    return f"| {name} | {count} | {satisfied} | {worst:.2g} |"
+    return f"| {in_table(name)} | {count} | {satisfied} | {worst:.2g} |"

@@ -8,6 +8,7 @@ implications are rules.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import EllipsisType
@@ -413,17 +414,22 @@ def implies(
         The rule.
 
     Raises:
-        ValueError: if both p and q have conditions, or p holds an equality.
+        ValueError: if both p and q have conditions, p holds an equality, or ``margin`` is negative or comes
+            with a condition.
 
     >>> from leyden_milp_layer import feature
     >>> rule = implies(feature("load") > 0.8, at_least("pressure", 3.0), name="high load")
     >>> str(rule.when)
     'load > 0.8'
     """
+    if not 0 <= margin < math.inf:
+        raise ValueError(f"margin: expected a finite number of at least 0, got {margin!r}")
     if isinstance(p, Polyhedron | Disjunction):
         if isinstance(p, Disjunction) and p.when is not None:
             raise ValueError("p: expected a constraint without a condition of its own")
         return replace(any_of(negated(p, margin=margin), q), name=name)
+    if margin:
+        raise ValueError(f"margin: expected 0 where p is a condition on features, got {margin!r}")
     disjuncts = q.disjuncts if isinstance(q, Disjunction) else (q,)
     if isinstance(q, Disjunction) and q.when is not None:
         raise ValueError("q: expected a constraint without a condition; join conditions with &")
@@ -467,8 +473,8 @@ def _rows(polyhedron: Polyhedron) -> list[Row]:
         if isinstance(part, Row):
             rows.append(part)
             continue
-        if callable(part.A) or callable(part.b):
-            raise ValueError("p: rows that a callable gives cannot be negated; write them with feature()")
+        if any(callable(one) or (isinstance(one, Tensor) and one.requires_grad) for one in (part.A, part.b)):
+            raise ValueError("p: rows of callables or trained tensors have no complement; use feature()")
         matrix, side = np.atleast_2d(np.asarray(part.A, float)), np.atleast_1d(np.asarray(part.b, float))
         rows += [
             Row(dict(enumerate(map(float, a))), float(b), part.equality)

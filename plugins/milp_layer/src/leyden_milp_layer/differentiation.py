@@ -26,6 +26,7 @@ class Optimum:
         points: the optima, shape ``(batch, outputs)``.
         follows: which coordinates are where the projected point is, ``Fr``; shape ``(batch, outputs)``.
         active: which rows are; shape ``(batch, rows)``.
+        unit: about how large each output is, shape ``(outputs,)``.
         multiplier: of the rows, over twice the factor of the quadratic term; shape ``(batch, rows)``.
             None where there is no such term.
     """
@@ -33,6 +34,7 @@ class Optimum:
     points: Float[Tensor, "batch outputs"]
     follows: Bool[Tensor, "batch outputs"]
     active: Bool[Tensor, "batch rows"]
+    unit: Float[Tensor, " outputs"]
     multiplier: Float[Tensor, "batch rows"] | None = None
 
 
@@ -59,8 +61,11 @@ def pull_back(
     rows = torch.gather(A, 1, order[:, :, None].expand(-1, -1, A.shape[2])) * chosen[:, :, None]
     fixed = rows * ~optimum.follows[:, None, :]
     on_fixed = gradient * ~optimum.follows
-    inverse = torch.linalg.pinv(fixed, rtol=1e-10)
-    v = torch.einsum("bnr,bn->br", inverse, on_fixed)
+    # in units in which outputs and rows are about 1, or small rows would be taken for dependent ones
+    reach = (rows * optimum.unit).abs().amax(dim=2)
+    factor = torch.exp2(torch.log2(torch.where(reach > 0, reach, torch.ones_like(reach))).round())
+    inverse = torch.linalg.pinv(fixed * optimum.unit / factor[:, :, None], rtol=1e-10)
+    v = torch.einsum("bnr,bn->br", inverse, on_fixed * optimum.unit) / factor
     to_point = (gradient - torch.einsum("brn,br->bn", rows, v)) * optimum.follows
     to_b = torch.zeros(A.shape[:2], dtype=A.dtype).scatter(1, order, v)
     to_A = -to_b[:, :, None] * optimum.points[:, None, :]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -23,8 +24,9 @@ class Violations:
     Attributes:
         active: which rules apply, shape ``(batch, rules)``.
         by_rule: the violation of each rule: of its disjuncts the smallest, of a disjunct's rows the largest
-            excess over the right-hand side, divided by the largest term of the row where that is above 1; 0
-            where the rule is satisfied or not active; shape ``(batch, rules)``.
+            excess over the right-hand side, divided by the largest term of the row (or by 1, or by what the
+            row can reach within the bounds, whichever is less, where all terms are below that); 0 where the
+            rule is satisfied or not active; shape ``(batch, rules)``.
         common: the same of bounds and global constraints, shape ``(batch,)``.
     """
 
@@ -57,7 +59,10 @@ def violations(
     with torch.no_grad():
         bank, over = _excess(rules, y, x)
         terms = (bank.A * y.to("cpu", torch.float64)[:, None, :]).abs().amax(dim=2)
-        over = over / torch.maximum(terms, bank.b.abs()).clamp(min=1.0)
+        largest = torch.from_numpy(np.maximum(np.abs(rules.lower), np.abs(rules.upper)))
+        reach = (bank.A.abs() * largest).amax(dim=2)
+        least = torch.where(reach > 0, reach, torch.ones_like(reach)).clamp(max=1.0)
+        over = over / torch.maximum(torch.maximum(terms, bank.b.abs()), least)
         columns = [
             torch.stack([over[:, start:stop].amax(dim=1) for start, stop in spans], dim=1).amin(dim=1)
             if spans

@@ -27,11 +27,14 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
 }
 _OPPOSITE = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}
-_ARITHMETIC: dict[str, Callable[..., Any]] = {
+_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
     "/": operator.truediv,
+}
+_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    **_ARITHMETIC,
     "abs": torch.abs,
     "min": torch.minimum,
     "max": torch.maximum,
@@ -104,15 +107,24 @@ class Expression:
         Returns:
             Shape ``(batch,)``, with the gradient of the features.
         """
+        value = self._value(features, names)
+        return value if isinstance(value, Tensor) else features.new_full((len(features),), value)
+
+    def _value(self, features: Tensor, names: Names) -> Tensor | float:
+        """The number of every sample; of what no feature is in, one for all, which costs no tensors."""
         if self.op == "const":
-            return features.new_full((len(features),), float(self.args[0]))
+            return float(self.args[0])
         if self.op == "feature":
             index = names.index(self.args[0])
             if index >= features.shape[1]:
                 raise ValueError(f"feature {index}: the features have shape {tuple(features.shape)}")
             return features[:, index]
-        value: Tensor = _ARITHMETIC[self.op](*(one.evaluate(features, names) for one in self.args))
-        return value
+        if self.op in _ARITHMETIC:
+            parts = [one._value(features, names) for one in self.args]
+            if any(isinstance(one, Tensor) for one in parts):
+                combined: Tensor = _ARITHMETIC[self.op](*parts)
+                return combined
+        return _FUNCTIONS[self.op](*(one.evaluate(features, names) for one in self.args))
 
     def needs(self) -> set[Key]:
         """The features that it needs."""
@@ -123,13 +135,17 @@ class Expression:
     def __str__(self) -> str:
         """The expression as it was written."""
         if self.op == "const":
-            return f"{self.args[0]:g}"
+            short = f"{self.args[0]:g}"
+            return short if float(short) == self.args[0] else repr(self.args[0])
         if self.op == "feature":
             return self.args[0] if isinstance(self.args[0], str) else f"x[{self.args[0]}]"
         if self.op in ("abs", "min", "max"):
             return f"{self.op}({', '.join(map(str, self.args))})"
-        left, right = (f"({one})" if one.op in "+-" else str(one) for one in self.args)
-        return f"{left} {self.op} {right}"
+        left, right = self.args
+        product = self.op in ("*", "/")
+        shown = f"({left})" if left.op in ("+", "-") else str(left)
+        enclosed = right.op in ("+", "-") or (product and right.op in ("*", "/"))
+        return f"{shown} {self.op} ({right})" if enclosed else f"{shown} {self.op} {right}"
 
     def __add__(self, other: Expression | Number) -> Expression:
         return _combined("+", self, other)
@@ -200,12 +216,14 @@ class Condition:
         Returns:
             Booleans of shape ``(batch,)``. A comparison with NaN is false.
         """
+        if self.op in _COMPARE:
+            left, right = (one._value(features, names) for one in self.args)
+            held = _COMPARE[self.op](left, right)
+            return held if isinstance(held, Tensor) else torch.full((len(features),), bool(held))
         parts = [one.evaluate(features, names) for one in self.args]
         if self.op == "not":
             return torch.logical_not(*parts)
-        if self.op in ("and", "or"):
-            return (torch.logical_and if self.op == "and" else torch.logical_or)(*parts)
-        return torch.as_tensor(_COMPARE[self.op](*parts))
+        return (torch.logical_and if self.op == "and" else torch.logical_or)(*parts)
 
     def needs(self) -> set[Key]:
         """The features that it needs."""

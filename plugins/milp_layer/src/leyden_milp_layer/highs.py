@@ -90,17 +90,20 @@ def minimize(program: Program) -> Solution | None:
 
 
 def is_empty(A: Array, b: Array, equality: Mask) -> bool:
-    """Whether no point satisfies ``A y <= b``, with equality where that is said.
+    """Whether HiGHS finds that no point satisfies ``A y <= b``, with equality where that is said.
 
     Args:
-        A: shape ``(rows, outputs)``.
+        A: shape ``(rows, outputs)``; rows and outputs about 1 in size.
         b: shape ``(rows,)``.
         equality: shape ``(rows,)``.
     """
     n = A.shape[1]
     free = np.full(n, INFINITY)
     lower = np.where(equality, b, -INFINITY)
-    return minimize(Program(np.zeros(n), A, lower, b, -free, free)) is None
+    try:
+        return minimize(Program(np.zeros(n), A, lower, b, -free, free)) is None
+    except SolverError:
+        return False  # undecided: what is kept is looked at again with every point
 
 
 class WarmProjection:
@@ -118,7 +121,7 @@ class WarmProjection:
 
     def __init__(self, A: Array, b: Array, equality: Mask, weights: Array) -> None:
         self.n = A.shape[1]
-        program = projection_program(A, b, equality, np.zeros(self.n), weights)
+        program = projection_program(A, b, equality, np.zeros(self.n), relative(weights))
         self._solver = _solver()
         self._solver.passModel(_model(program))
         self._epigraph = np.arange(2 * self.n, dtype=np.int32)
@@ -145,6 +148,16 @@ class WarmProjection:
         stays = found.values[self.n :] <= 1e-12
         nearest[stays] = point[stays]
         return nearest
+
+
+def relative(weights: Array) -> Array:
+    """Weights of which the largest is 1, whose optimum is the same: HiGHS' tolerances are absolute.
+
+    Args:
+        weights: not negative.
+    """
+    largest = weights.max()
+    return weights / largest if largest > 0 else weights
 
 
 def projection_program(A: Array, b: Array, equality: Mask, point: Array, weights: Array) -> Program:

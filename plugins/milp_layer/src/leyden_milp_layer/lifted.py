@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array, csc_array
 from torch import Tensor
 
-from leyden_milp_layer.highs import Program, minimize
+from leyden_milp_layer.highs import Program, minimize, relative
 from leyden_milp_layer.pivoting import EMPTY, nearest_points
 from leyden_milp_layer.rules import Layout, RuleSet
 
@@ -203,7 +203,7 @@ def solve(sample: Sample, expanded: Sequence[int]) -> Relaxed | None:
     slope[np.arange(len(rows)), epigraph[1][rows]] = epigraph[2][rows] * share_of[rows]
     return Relaxed(
         found.values[:n].copy(),
-        found.objective,
+        float(found.values[n : 2 * n] @ sample.weights),
         tuple(expanded),
         tuple(shares),
         tuple(choice for choice, _ in scenarios) if expanded or not sample.rules else (),
@@ -272,7 +272,7 @@ def _program(
                 sign[-n:] = [turn] * n
         column += (2 * n + 1) * len(block)
     cost = np.zeros(column)
-    cost[n : 2 * n] = sample.weights
+    cost[n : 2 * n] = relative(sample.weights)
     lower = np.full(column, -INFINITY)
     lower[4 * n :: 2 * n + 1] = 0.0  # the shares
     entries = (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns)))

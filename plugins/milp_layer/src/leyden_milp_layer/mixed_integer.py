@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import coo_array
 
-from leyden_milp_layer.highs import Program, minimize
+from leyden_milp_layer.highs import Program, minimize, relative
 from leyden_milp_layer.rules import Layout
 
 Array = NDArray[np.float64]
@@ -77,7 +77,7 @@ def best_choice(
     whole = np.zeros(columns, dtype=bool)
     whole[2 * n :] = True
     program = Program(
-        np.concatenate([np.zeros(n), weights, np.zeros(binaries)]),
+        np.concatenate([np.zeros(n), relative(weights), np.zeros(binaries)]),
         coo_array(np.vstack([block[0] for block in blocks])),
         np.concatenate([block[1] for block in blocks]),
         np.concatenate([block[2] for block in blocks]),

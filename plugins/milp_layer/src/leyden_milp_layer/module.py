@@ -133,7 +133,11 @@ class RuleConstrainedModule(Task):
         given, features = (inputs, inputs) if isinstance(inputs, Tensor) else inputs
         raw: Tensor = self.backbone(given)
         self._penalized = self.penalty(raw, features) if self.penalty is not None and self.training else None
-        return self.projection(raw, features) if self.projects and self.projection is not None else raw
+        if self.projection is None or not self.projects:
+            return raw
+        # 16 bits cannot hold what was projected: a rule would be violated by rounding
+        projected: Tensor = self.projection(raw.float() if raw.element_size() < 4 else raw, features)
+        return projected
 
     def align(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Check outputs and targets."""
@@ -197,6 +201,11 @@ def constrained(model: Any, *, rules: str, **settings: Any) -> Any:
 
 def _project_outputs(module: Any, inputs: tuple[Any, ...], outputs: Tensor) -> Tensor:
     """The forward hook of `constrained`; a function of the module, so that a copy uses its own layer."""
-    features = inputs[0] if module.rule_projection.rules.depends_on_features else None
+    if not isinstance(outputs, Tensor):
+        raise ValueError(f"model: expected a tensor of outputs from forward, got {type(outputs).__name__}")
+    needed = module.rule_projection.rules.depends_on_features
+    if needed and not inputs:
+        raise ValueError("model: expected the features as the first argument of forward, got keywords alone")
+    features = inputs[0] if needed else None
     projected: Tensor = module.rule_projection(outputs, features)
     return projected

@@ -26,7 +26,10 @@ OPTIMAL, EMPTY, BEYOND, UNSOLVED = 0, 1, 2, 3
 """What became of a problem: solved; its polyhedron is empty; farther than the cutoff; not to be trusted."""
 
 FEASIBLE = 1e-9
-"""How far a row of a solution may be violated, relative to the numbers in it."""
+"""How far a row of a solution may be violated, relative to its terms."""
+
+_ROUNDING = 1e-12
+"""How far it may be in all, where rows and outputs are about 1 in size."""
 
 _SMALL_PIVOT = 1e-9
 _TIE = 1e-12
@@ -59,6 +62,8 @@ def nearest_points(
     cutoff: Array | None = None,
 ) -> Nearest:
     """Project each point onto its polyhedron ``{y: A y <= b}`` in the weighted l1 norm.
+
+    Points and the largest coefficient of a row are meant to be about 1 in size.
 
     Args:
         A: shape ``(problems, rows, outputs)``; a row of zeros is no constraint if its side is not negative.
@@ -105,9 +110,7 @@ class _State:
         self.slack = b - np.einsum("lrn,ln->lr", A, points)
         largest = (np.abs(A) / weights).max(axis=2)
         self.norm = np.where(largest > 0, largest, 1.0)
-        self.scale = (
-            FEASIBLE * 0.1 * np.maximum(1.0, np.abs(b) + np.abs(points).max(axis=1, initial=0)[:, None])
-        )
+        self.scale = _ROUNDING * np.maximum(1.0, np.abs(b))
         self.cutoff = np.full(self.problems, np.inf) if cutoff is None else cutoff
         self.value = np.zeros(self.problems)
         self.move = np.zeros((self.problems, self.n))
@@ -166,7 +169,7 @@ class _State:
         rows_tight = self.tight >= self.n
         over[np.broadcast_to(at, self.tight.shape)[rows_tight], self.tight[rows_tight] - self.n] = 0.0
         crossed = -self.side * self.move * self.weights
-        crossed = np.where(crossed > self.scale.min(axis=1, initial=1.0)[:, None], crossed, 0.0)
+        crossed = np.where(crossed > _ROUNDING, crossed, 0.0)
         both = np.concatenate([over, crossed], axis=1)
         most = both.max(axis=1)
         # the first of those that are equal but for rounding, so that a batch gives what a row alone gives
@@ -284,10 +287,10 @@ class _State:
             found = np.where(keeps, start, found)
             over = np.einsum("lrn,ln->lr", A, found) - b
             over = np.where(equality, np.abs(over), over)
-            size = np.maximum(1.0, np.abs(b) + np.abs(found).max(axis=1)[:, None])
+            terms = np.maximum(np.abs(A * found[:, None, :]).max(axis=2), np.abs(b))
             away = np.abs(found - start) @ self.weights
             value = self.values[which][moved]
-            right = (over <= FEASIBLE * size).all(axis=1)
+            right = (over <= FEASIBLE * terms + 2 * _ROUNDING).all(axis=1)
             right &= np.abs(away - value) <= 1e-8 * np.maximum(1.0, value)
             vertex[moved], good[moved] = found, right
         return vertex, good

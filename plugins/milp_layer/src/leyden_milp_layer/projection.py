@@ -39,6 +39,7 @@ from leyden_milp_layer.scenarios import (
     Problem,
     scenario_rows,
 )
+from leyden_milp_layer.units import Units
 
 Array = NDArray[np.float64]
 Norm = Literal["l1", "l2"]
@@ -84,7 +85,8 @@ class ProjectionInfo:
         chosen: the disjunct of each rule, -1 where it is not active; shape ``(batch, rules)``.
         distance: in the layer's norm, of a relaxation the value of its program; shape ``(batch,)``.
         scenarios: how many scenarios each sample has; shape ``(batch,)``.
-        lps: how many projections onto a polyhedron, or programs, each sample took; shape ``(batch,)``.
+        lps: how many programs each sample took, linear, quadratic or mixed-integer; 0 where closed forms were
+            enough; shape ``(batch,)``.
         seconds: how long the forward pass took.
         y_hat: what was projected, detached.
         output: the output, detached.
@@ -129,12 +131,13 @@ class DisjunctiveProjection(nn.Module):
             gradient unchanged; ``"smoothed"`` differentiates the projection with ``mu ||y - y_hat||^2``
             added.
         mu: factor of that term, above 0.
-        tol: how far a coordinate counts as unmoved and a row as active, above 0.
+        tol: how far a coordinate counts as unmoved and a row as active, relative to the size of the bounds,
+            above 0.
         on_infeasible: what becomes of a sample whose rules contradict each other: ``"raise"`` an error that
             names them, ``"global_only"`` drops its rules, ``"identity"`` returns it as it is, with a warning.
         cache_size: for how many samples it remembers which scenarios are empty.
         repair: ``"dnf"`` projects what a relaxation leaves violated; None: nothing does.
-        max_scenarios: how many scenarios of a sample are enumerated at most.
+        max_scenarios: how many scenarios of a sample are enumerated or put into a lifted program at most.
         solver: ``"pivoting"`` projects a whole batch onto its scenarios at once and leaves to HiGHS what it
             cannot certify; ``"highs"`` keeps a linear program warm for each scenario.
         workers: threads for the strategies that solve one program for each sample.
@@ -212,11 +215,14 @@ class DisjunctiveProjection(nn.Module):
         self.rule_order = None if rule_order is None else [self._rule(one) for one in rule_order]
         self.weights = self._weights(weights)
         self.last_info: ProjectionInfo | None = None
+        self._units = Units(rules)
+        unit = self._units.outputs
+        self._weights_in_units = self.weights * (unit if norm == "l1" else unit**2)
         self._enumeration = Enumeration(
             rules.layout,
-            rules.lower,
-            rules.upper,
-            self.weights,
+            self._units.lower,
+            self._units.upper,
+            self._weights_in_units,
             norm=norm,
             limit=max_scenarios,
             cache_size=cache_size,
@@ -243,7 +249,7 @@ class DisjunctiveProjection(nn.Module):
 
         Raises:
             ValueError: if a shape or type is wrong, if a number is NaN or infinite (the text names the
-                sample), or if ``strategy="enumerate"`` meets more scenarios than ``max_scenarios``.
+                sample), or if ``strategy`` or ``relaxation`` meets more scenarios than ``max_scenarios``.
             ContradictionError: if the rules of a sample contradict each other and ``on_infeasible`` is
                 ``"raise"``.
         """
@@ -252,13 +258,7 @@ class DisjunctiveProjection(nn.Module):
         batch = len(y_hat)
         bank = self.rules.at(x, batch)
         point = y_hat.to("cpu", torch.float64)
-        problem = Problem(
-            bank.A.detach().numpy(),
-            bank.b.detach().numpy(),
-            bank.active.numpy(),
-            point.detach().numpy(),
-            self.rules.varies,
-        )
+        problem = self._units.problem(bank, point.detach().numpy())
         relaxed = self.relaxation != "dnf"
         output, info = self._relax(point, bank, problem) if relaxed else self._project(point, bank, problem)
         if relaxed and self.repair == "dnf" and batch:
@@ -297,10 +297,8 @@ class DisjunctiveProjection(nn.Module):
         active = bank.active.numpy().copy()
         active[:, rule] = False
         points = y_hat.to("cpu", torch.float64).numpy()
-        outcome = self._solve(
-            Problem(bank.A.detach().numpy(), bank.b.detach().numpy(), active, points, self.rules.varies)
-        )
-        return torch.from_numpy(outcome.points).to(y_hat.device, y_hat.dtype)
+        outcome = self._solve(self._units.problem(bank, points, active))
+        return torch.from_numpy(outcome.points * self._units.outputs).to(y_hat.device, y_hat.dtype)
 
     def extra_repr(self) -> str:
         """The settings that matter."""
@@ -314,7 +312,7 @@ class DisjunctiveProjection(nn.Module):
         names = np.array(["inside", "projected", self.on_infeasible])[np.minimum(outcome.status, 2)]
         if contradictory.any():
             outcome = self._contradictory(problem, outcome, contradictory)
-        value = torch.from_numpy(outcome.points)
+        value = torch.from_numpy(outcome.points * self._units.outputs)
         info = _info(names.tolist(), outcome)
         if not _wants_gradient(point, bank):
             return value, info
@@ -345,6 +343,8 @@ class DisjunctiveProjection(nn.Module):
             np.array([self._count(active) for active in problem.active], dtype=np.int64),
             np.zeros(batch, dtype=np.int64),
         )
+        if self.strategy == "lifted":
+            self._check_size("strategy", problem, rules)
         by = self._by_milp if self.strategy == "milp" else self._by_lifted
         return self._one_by_one(problem, empty, range(batch), by)
 
@@ -372,7 +372,7 @@ class DisjunctiveProjection(nn.Module):
             outcome.points[sample] = nearest
             outcome.chosen[sample, rules] = choice
             outcome.scenario[sample] = self._index(rules, choice)
-            outcome.distance[sample] = np.abs(nearest - point) @ self.weights
+            outcome.distance[sample] = np.abs(nearest - point) @ self._weights_in_units
             outcome.status[sample] = INSIDE if (nearest == point).all() else PROJECTED
             outcome.solved[sample] += 1
         return outcome
@@ -380,9 +380,10 @@ class DisjunctiveProjection(nn.Module):
     def _by_milp(self, problem: Problem, sample: int) -> tuple[int, ...] | None:
         A, b = problem.rows_of(sample)
         rules = np.flatnonzero(problem.active[sample])
-        start = np.clip(problem.points[sample], self.rules.lower, self.rules.upper)
+        units = self._units
+        start = np.clip(problem.points[sample], units.lower, units.upper)
         return best_choice(
-            self.rules.layout, A, b, rules, self.rules.lower, self.rules.upper, start, self.weights
+            self.rules.layout, A, b, rules, units.lower, units.upper, start, self._weights_in_units
         )
 
     def _by_lifted(self, problem: Problem, sample: int) -> tuple[int, ...] | None:
@@ -398,13 +399,14 @@ class DisjunctiveProjection(nn.Module):
         count = 0 if self.relaxation == "cnf" else self.num_dnf_rules
         batch, rules = problem.active.shape
         count = rules if count < 0 else count
+        self._check_size("num_dnf_rules", problem, count)
         found = self._mapped(
             lambda one: relax(self._sample(problem, one), count, self.rule_order), range(batch)
         )
         names = ["relaxed"] * batch
         points = problem.points.copy()
         distance = np.full(batch, np.inf)
-        bounds = (self.rules.lower, self.rules.upper)
+        bounds = (self._units.lower, self._units.upper)
         for sample, one in enumerate(found):
             if one is None:
                 if self.on_infeasible == "raise":
@@ -414,7 +416,7 @@ class DisjunctiveProjection(nn.Module):
             else:
                 points[sample] = one.point
                 clipped = np.abs(np.clip(problem.points[sample], *bounds) - problem.points[sample])
-                distance[sample] = one.distance + clipped @ self.weights
+                distance[sample] = one.distance + clipped @ self._weights_in_units
         inside = torch.from_numpy((problem.points >= bounds[0]) & (problem.points <= bounds[1]))
         info = {
             "status": tuple(names),
@@ -430,20 +432,22 @@ class DisjunctiveProjection(nn.Module):
                 [0 if one is None else one.variables for one in found], dtype=torch.int64
             ),
         }
+        unit = torch.from_numpy(self._units.outputs)
         value = torch.from_numpy(points)
         if not (torch.is_grad_enabled() and point.requires_grad):
-            return value, info
+            return value * unit, info
         if self.backward_rule == "straight_through":
-            return _applied(StraightThrough, point, value), info
-        return _applied(RelaxedOptimum, point, value, found, inside), info
+            return _applied(StraightThrough, point, value * unit), info
+        return _applied(RelaxedOptimum, point / unit, value, found, inside) * unit, info
 
     def _repaired(
         self, output: Tensor, bank: RowBank, problem: Problem, info: dict[str, Any]
     ) -> tuple[Tensor, dict[str, Any]]:
         """Project what the relaxation left violated; the rest is inside and keeps its bits."""
-        again = replace(problem, points=output.detach().numpy())
+        again = replace(problem, points=output.detach().numpy() / self._units.outputs)
         repaired, told = self._project(output, bank, again)
-        moved = np.abs(repaired.detach().numpy() - problem.points) @ self.weights
+        away = np.abs(repaired.detach().numpy() / self._units.outputs - problem.points)
+        moved = away @ self._weights_in_units
         told["distance"] = torch.from_numpy(moved)
         told["lps"] = told["lps"] + info["lps"]
         told["order"], told["variables"] = info["order"], info["variables"]
@@ -461,6 +465,7 @@ class DisjunctiveProjection(nn.Module):
         A = bank.A[sample % len(bank.A), rows].masked_fill(pad[:, :, None], 0.0)
         b = bank.b[sample % len(bank.b), rows].masked_fill(pad, 0.0)
         equality = torch.from_numpy(self.rules.layout.equality)[rows] & ~pad
+        unit = torch.from_numpy(self._units.outputs)
         at, multiplier = value, None
         if self.norm == "l2":
             root = torch.from_numpy(np.sqrt(self.weights))
@@ -468,18 +473,19 @@ class DisjunctiveProjection(nn.Module):
             optimum = Optimum(
                 value * root,
                 torch.zeros_like(value, dtype=torch.bool),
-                equality | (multiplier > 1e-10),
+                equality | (multiplier > 0),
+                unit * root,
                 multiplier,
             )
             result = _applied(Selected, point * root, A / root, b, value * root, optimum)
             return torch.where(torch.from_numpy(outcome.status == INSIDE)[:, None], point, result / root)
         if self.backward_rule == "smoothed":
             at, multiplier = self._smoothed(A.detach(), b.detach(), equality, point.detach())
-        size = self.tol * (1.0 + b.detach().abs())
+        reach = (A.detach().abs() * unit).amax(dim=2)
         over = torch.einsum("brn,bn->br", A.detach(), at) - b.detach()
-        active = equality | ((over.abs() <= size) & ~pad)
-        follows = (at - point.detach()).abs() <= self.tol
-        return _applied(Selected, point, A, b, value, Optimum(at, follows, active, multiplier))
+        active = equality | ((over.abs() <= self.tol * (reach + b.detach().abs())) & ~pad)
+        follows = (at - point.detach()).abs() <= self.tol * unit
+        return _applied(Selected, point, A, b, value, Optimum(at, follows, active, unit, multiplier))
 
     def _chosen_rows(self, outcome: Outcome) -> NDArray[np.int64]:
         """The rows of every sample's scenario, filled up with the number of rows."""
@@ -536,7 +542,7 @@ class DisjunctiveProjection(nn.Module):
         for sample in samples:
             outcome.points[sample] = self._without_rules(problem, int(sample))
             away = np.abs(outcome.points[sample] - problem.points[sample])
-            outcome.distance[sample] = away @ self.weights
+            outcome.distance[sample] = away @ self._weights_in_units
         return outcome
 
     def _without_rules(self, problem: Problem, sample: int) -> Array:
@@ -569,20 +575,32 @@ class DisjunctiveProjection(nn.Module):
             A,
             b,
             np.flatnonzero(problem.active[sample]),
-            self.rules.lower,
-            self.rules.upper,
+            self._units.lower,
+            self._units.upper,
         )
         return ContradictionError(
             sample if named is None else named, [self.rules.names[rule] for rule in rules]
         )
 
+    def _check_size(self, argument: str, problem: Problem, count: int) -> None:
+        """Refuse a program with a block for each of too many scenarios, before it is built."""
+        sizes = np.array([max(len(spans), 1) for spans in self.rules.layout.disjuncts], dtype=float)
+        largest = -np.sort(-np.where(problem.active, sizes, 1.0), axis=1)[:, :count]
+        scenarios = largest.prod(axis=1)
+        if (scenarios > self.max_scenarios).any():
+            sample = int(np.argmax(scenarios > self.max_scenarios))
+            raise ValueError(
+                f"{argument}: sample {sample} has up to {scenarios[sample]:.0f} scenarios to expand, above "
+                f"max_scenarios={self.max_scenarios}; strategy 'milp' of relaxation 'dnf' takes any number"
+            )
+
     def _onto(self, A: Array, b: Array, equality: NDArray[np.bool_], point: Array) -> Array:
         """The projection onto one polyhedron."""
-        start = np.clip(point, self.rules.lower, self.rules.upper)
-        found = nearest_points(A[None], b[None], equality[None], start[None], self.weights)
+        start = np.clip(point, self._units.lower, self._units.upper)
+        found = nearest_points(A[None], b[None], equality[None], start[None], self._weights_in_units)
         nearest: Array | None = found.points[0]
         if found.status[0] != OPTIMAL:
-            nearest = WarmProjection(A, b, equality, self.weights).nearest(start)
+            nearest = WarmProjection(A, b, equality, self._weights_in_units).nearest(start)
         if nearest is None:
             raise RuntimeError("HiGHS chose a scenario without a point")
         return nearest
@@ -594,8 +612,8 @@ class DisjunctiveProjection(nn.Module):
             A,
             b,
             [int(rule) for rule in np.flatnonzero(problem.active[sample])],
-            np.clip(problem.points[sample], self.rules.lower, self.rules.upper),
-            self.weights,
+            np.clip(problem.points[sample], self._units.lower, self._units.upper),
+            self._weights_in_units,
         )
 
     def _index(self, rules: NDArray[np.int64], choice: Sequence[int]) -> int:
@@ -628,6 +646,8 @@ class DisjunctiveProjection(nn.Module):
         return found
 
     def _check(self, y_hat: Tensor) -> None:
+        if not isinstance(y_hat, Tensor):
+            raise ValueError(f"y_hat: expected a tensor, got {type(y_hat).__name__}")
         if y_hat.ndim != 2 or y_hat.shape[1] != self.rules.n:
             raise ValueError(f"y_hat: expected shape (batch, {self.rules.n}), got {tuple(y_hat.shape)}")
         if not y_hat.is_floating_point():

@@ -47,18 +47,19 @@ def nearest_l2(A: Array, b: Array, equality: Mask, point: Array) -> tuple[Array,
     rest = target - system @ dual
     if rest[-1] <= _EMPTY:
         return None
-    multiplier = np.zeros(len(b))
-    np.add.at(multiplier, rows, signs * dual * scale / rest[-1])
-    multiplier /= length
-    tight = equality | (multiplier > 1e-12 * max(1.0, float(multiplier.max(initial=0.0))))
+    push = np.zeros(len(b))  # how far each row of unit length pushes the point
+    np.add.at(push, rows, signs * dual * scale / rest[-1])
+    multiplier = push / length
+    tight = equality | (push > 1e-12 * push.max(initial=0.0))
     nearest = point.copy()
     if tight.any():
         for _ in range(2):  # the second makes the rows right to rounding, however far the point was
-            shift, *_ = np.linalg.lstsq(A[tight], A[tight] @ nearest - b[tight], rcond=None)
+            beyond = unit[tight] @ nearest - b[tight] / length[tight]
+            shift, *_ = np.linalg.lstsq(unit[tight], beyond, rcond=None)
             nearest = nearest - shift
-        solved, *_ = np.linalg.lstsq(A[tight].T, point - nearest, rcond=None)
+        solved, *_ = np.linalg.lstsq(unit[tight].T, point - nearest, rcond=None)
         multiplier = np.zeros(len(b))
-        multiplier[tight] = solved
+        multiplier[tight] = solved / length[tight]
     return nearest, multiplier
 
 
@@ -91,5 +92,5 @@ def nearest_smoothed(
     if found is None:
         return None
     moved, multiplier = found
-    parts_of_move = np.where(moved > 1e-11, moved, 0.0)
+    parts_of_move = np.where(moved > 1e-11 * np.abs(moved).max(initial=0.0), moved, 0.0)
     return point + parts_of_move[:n] - parts_of_move[n:], multiplier[: len(b)] * 2 * mu

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,7 @@ from lightning.pytorch.loggers import MLFlowLogger
 from torch import Tensor
 from torchmetrics import Metric
 
-from leyden_milp_layer.certificate import Certificate, certify, joined
+from leyden_milp_layer.certificate import Certificate, certify, in_table, joined
 from leyden_milp_layer.evaluation import violations
 from leyden_milp_layer.projection import DisjunctiveProjection, ProjectionInfo
 from leyden_milp_layer.rules import RuleSet
@@ -58,12 +60,13 @@ class RuleReport(Callback):
 
     It logs ``rules/csat``, ``rules/csat/NAME``, ``rules/contradictory``, ``rules/mean_correction_l1``,
     ``rules/scenarios_mean``, ``rules/lps_per_sample`` and ``rules/ms_per_sample`` (in test with the prefix
-    ``test_rules/``), and where the batch's last entry are targets ``rules/cost/NAME``: the error of the
-    outputs minus the error that they would have had without the rule (the same projection, that one rule
-    left out). A rule whose cost is above 0 with its 95 % interval costs accuracy here: either the rule or
-    the target is wrong there. After a test, `lines`, `table` and `certificate` hold the whole;
-    `leyden.logger.LeydenLogger` and ``MLFlowLogger`` get them with the picture, and at the end of a fit CSAT
-    against the epoch. A model without such a layer is left alone.
+    ``test_rules/``), and where the batch's last entry are targets and the layer is exact ``rules/cost/NAME``:
+    the error of the outputs minus the error that they would have had without the rule (the same projection,
+    that one rule left out). In NAME, what MLflow does not take in a name becomes ``_``. A rule whose cost is
+    above 0 with its 95 % interval costs accuracy here: either the rule or the target is wrong there. After a
+    test, `lines`, `table` and `certificate` hold the whole; `leyden.logger.LeydenLogger` and ``MLFlowLogger``
+    get them with the picture, and at the end of a fit CSAT against the epoch. A model without such a layer is
+    left alone.
 
     Args:
         tol: how far a row may be violated, at least 0.
@@ -110,8 +113,10 @@ class RuleReport(Callback):
             shares = " | ".join(_share(value) for value in (one.applies, one.raw, one.satisfied, one.targets))
             cost = "" if math.isnan(one.cost) else f"{one.cost:+.2g} [{one.low:+.2g}, {one.high:+.2g}]"
             moved = "" if math.isnan(one.moved) else f"{one.moved:.3g}"
-            rows.append(f"| {one.name} | {shares} | {moved} | {cost} |")
+            rows.append(f"| {in_table(one.name)} | {shares} | {moved} | {cost} |")
         said = "; ".join(f"'{name}'" for name in self.costly) or "none"
+        if all(math.isnan(one.cost) for one in self.lines):
+            said = "not measured"
         return "\n".join([*rows, "", f"Rules that cost accuracy: {said}."])
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -199,8 +204,13 @@ class RuleReport(Callback):
         if tally is None or not tally.rows:
             return {}
         self.lines, numbers = tally.told()
-        named = {f"{prefix}/{name}": value for name, value in numbers.items() if math.isfinite(value)}
-        named |= {f"{prefix}/cost/{one.name}": one.cost for one in self.lines if math.isfinite(one.cost)}
+        names = metric_names(tally.rules.names)
+        numbers |= {f"cost/{one.name}": one.cost for one in self.lines}
+        named = {
+            f"{prefix}/{_renamed(name, names)}": value
+            for name, value in numbers.items()
+            if math.isfinite(value)
+        }
         # every process has the same numbers already
         module.log_dict(named, rank_zero_only=False, sync_dist=False)
         return named
@@ -257,7 +267,8 @@ class _Tally(Metric):
             self.judged += active.sum(dim=0).to(device)
         elif targets.ndim != 1 or targets.is_floating_point():
             return
-        self._attribute(layer, info, targets.detach())
+        if layer.relaxation == "dnf":  # without a rule, a relaxation would be another one
+            self._attribute(layer, info, targets.detach())
 
     def _attribute(self, layer: DisjunctiveProjection, info: ProjectionInfo, targets: Tensor) -> None:
         """Add what each rule costs: the error with it minus the error without it."""
@@ -372,6 +383,31 @@ def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
     if targets.shape == outputs.shape:
         return (outputs.double() - targets.double()).square().mean(dim=1).cpu()
     return (outputs.argmax(dim=1) != targets).double().cpu()
+
+
+def metric_names(names: Sequence[str]) -> dict[str, str]:
+    """For each name of a rule the one that it is logged under; MLflow takes no other characters.
+
+    Args:
+        names: of the rules.
+
+    >>> metric_names(["load > 0.8", "load < 0.8"])
+    {'load > 0.8': 'load _ 0.8', 'load < 0.8': 'load _ 0.8 2'}
+    """
+    logged: dict[str, str] = {}
+    for name in names:
+        plain = re.sub(r"[^\w.\- ]", "_", name)
+        unique, place = plain, 2
+        while unique in logged.values():
+            unique, place = f"{plain} {place}", place + 1
+        logged[name] = unique
+    return logged
+
+
+def _renamed(key: str, names: Mapping[str, str]) -> str:
+    """A key of a rule's number as it is logged."""
+    kind, _, name = key.partition("/")
+    return f"{kind}/{names[name]}" if name in names else key
 
 
 def _ratio(part: float, whole: float) -> float:

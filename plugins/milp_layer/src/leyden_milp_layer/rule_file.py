@@ -23,8 +23,10 @@ not in the paper.
 from __future__ import annotations
 
 import ast
+import keyword
 import math
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,10 @@ from leyden_milp_layer.rules import RuleSet
 _TOP = ("outputs", "features", "lower", "upper", "globals", "rules")
 _RULE = ("name", "when", "then", "any", "margin")
 _SHIPPED = "milp_layer/"
+_LONGEST = 80
+"""So much of a text is shown in an error."""
+_MOST = 10_000
+"""So many outputs or features may be asked for by their number."""
 
 
 class RuleFileError(ValueError):
@@ -93,6 +99,8 @@ def load_rules(path: str) -> RuleSet:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise RuleFileError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise RuleFileError(f"{path}: cannot be read: it is no UTF-8 text") from error
     return parse_rules(text, name=str(path))
 
 
@@ -145,29 +153,39 @@ class _Reader:
             raise self._error(top["features"], f"features: '{min(both)}' is an output too")
         bounds = [self._bound(top[key], key) for key in ("lower", "upper")]
         common = [self._polyhedron(one, "globals") for one in self._sequence(top.get("globals"), "globals")]
-        lines: list[Any] = []
-        rules = []
+        rules: list[Disjunction] = []
+        seen: dict[str, Any] = {}
         for place, one in enumerate(self._sequence(top.get("rules"), "rules")):
             rules.append(self._rule(one, place))
-            lines.append(one)
-        seen: dict[str, Any] = {}
-        for one, rule in zip(lines, rules, strict=True):
-            if rule.name in seen:
-                raise self._error(one, f"name: a rule above is called '{rule.name}' too")
-            seen[str(rule.name)] = one
-        try:
-            return RuleSet(
-                len(self._outputs),
-                bounds[0],
-                bounds[1],
-                common,
-                rules,
-                outputs=self._outputs,
-                features=self._features or None,
-            )
-        except ValueError as error:
-            key = str(error).partition(":")[0]
-            raise self._error(top.get(key, node), str(error)) from error
+            name = str(rules[-1].name)
+            if name in seen:
+                raise self._error(one, f"name: a rule above is called '{name}' too")
+            seen[name] = one
+        lines = {f"rule '{name}'": one for name, one in seen.items()} | top
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            try:
+                made = RuleSet(
+                    len(self._outputs),
+                    bounds[0],
+                    bounds[1],
+                    common,
+                    rules,
+                    outputs=self._outputs,
+                    features=self._features or None,
+                )
+            except ValueError as error:
+                raise self._error(self._place(str(error), lines, node), str(error)) from error
+        for one in told:
+            text = str(one.message)
+            place = self._place(text, lines, node)
+            warnings.warn(str(self._error(place, text)), one.category, stacklevel=4)
+        return made
+
+    @staticmethod
+    def _place(text: str, lines: Mapping[str, Any], otherwise: Any) -> Any:
+        """The node that a text of a `RuleSet` is about, by the words it begins with."""
+        return next((node for words, node in lines.items() if text.startswith(words)), otherwise)
 
     def _rule(self, node: Any, place: int) -> Disjunction:
         parts = self._mapping(node, _RULE, "a rule")
@@ -181,16 +199,19 @@ class _Reader:
             if not choices:
                 raise self._error(parts["any"], "any: expected at least one alternative")
             asked = any_of(*(self._constraint(one, "any") for one in choices))
-        margin = self._number(parts["margin"], "margin") if "margin" in parts else 0.0
-        if "when" not in parts:
-            return any_of(asked, name=name)
-        when = self._evaluated(parts["when"], "when")
-        if not isinstance(when, Condition | Polyhedron | Disjunction):
+        when = self._evaluated(parts["when"], "when") if "when" in parts else None
+        if when is not None and not isinstance(when, Condition | Polyhedron | Disjunction):
             raise self._error(parts["when"], "when: expected a comparison")
+        margin = self._number(parts["margin"], "margin") if "margin" in parts else 0.0
+        if "margin" in parts and (margin < 0 or when is None or isinstance(when, Condition)):
+            what = "a number of at least 0" if margin < 0 else "a 'when' on outputs beside it"
+            raise self._error(parts["margin"], f"margin: expected {what}")
+        if when is None:
+            return any_of(asked, name=name)
         try:
             return implies(when, asked, margin=margin, name=name)
         except ValueError as error:
-            raise self._error(parts["when"], f"when: {error}") from error
+            raise self._error(parts["when"], f"when: {str(error).removeprefix('p: ')}") from error
 
     def _constraint(self, node: Any, key: str) -> Constraint:
         """A comparison of outputs, or a list of those that hold together."""
@@ -219,25 +240,28 @@ class _Reader:
         text = self._text(node, key)
         try:
             tree = ast.parse(text.strip(), mode="eval").body
-        except SyntaxError as error:
-            raise self._error(node, f"{key}: cannot be read: {text!r}") from error
+        except (SyntaxError, RecursionError, MemoryError) as error:
+            shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+            raise self._error(node, f"{key}: cannot be read: {shown!r}") from error
         try:
             return _Evaluator(self._outputs, self._features).of(tree)
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError) as error:
             raise self._error(node, f"{key}: {error}") from error
+        except RecursionError as error:
+            raise self._error(node, f"{key}: too long to be read") from error
 
     def _names(self, node: Any, key: str, *, prefix: str) -> tuple[str, ...]:
         if isinstance(node, yaml.ScalarNode):
             count = self._number(node, key)
-            if count < 1 or count != int(count):
-                raise self._error(node, f"{key}: expected names, or how many there are, got {node.value}")
+            if not 1 <= count <= _MOST or count != int(count):
+                expected = f"names, or how many there are, 1 to {_MOST}"
+                raise self._error(node, f"{key}: expected {expected}, got {node.value}")
             return tuple(f"{prefix}{place}" for place in range(int(count)))
         names = tuple(self._text(one, key) for one in self._sequence(node, key))
         for one, name in zip(node.value, names, strict=True):
-            if not name.isidentifier() or name in ("and", "or", "not", *_FUNCTIONS):
-                raise self._error(
-                    one, f"{key}: '{name}' is no name: letters, digits and _, no function's name"
-                )
+            if not name.isidentifier() or keyword.iskeyword(name) or name in _FUNCTIONS:
+                expected = "letters, digits and _, no function's name and no word of Python's"
+                raise self._error(one, f"{key}: '{name}' is no name: {expected}")
             if names.count(name) > 1:
                 raise self._error(one, f"{key}: '{name}' stands there twice")
         if not names:
@@ -276,9 +300,9 @@ class _Reader:
         found: dict[str, Any] = {}
         for key, value in node.value:
             if key.value not in known:
-                names = Names("key", tuple(known))
+                name, names = self._text(key, what), Names("key", tuple(known))
                 try:
-                    names.index(str(key.value))
+                    names.index(name)
                 except ValueError as error:
                     raise self._error(key, str(error)) from error
             if key.value in found:
@@ -299,8 +323,8 @@ class _Evaluator:
     def of(self, tree: ast.AST) -> Any:
         """What the tree stands for."""
         if isinstance(tree, ast.Constant) and isinstance(tree.value, int | float):
-            if isinstance(tree.value, bool):
-                raise ValueError(f"expected a number, got {tree.value}")
+            if isinstance(tree.value, bool) or not math.isfinite(tree.value):
+                raise ValueError(f"expected a finite number, got {tree.value}")
             return float(tree.value)
         if isinstance(tree, ast.Name):
             return self._name(tree.id)
@@ -343,6 +367,8 @@ class _Evaluator:
         for one in (left, right):
             if not isinstance(one, float | Expression | Linear):
                 raise ValueError(f"'{ast.unparse(tree)}': a comparison is no number")
+        if not isinstance(tree.op, ast.Add | ast.Sub | ast.Mult | ast.Div):
+            raise ValueError(f"'{ast.unparse(tree)}': expected one of + - * /")
         both = isinstance(left, Linear) and isinstance(right, Linear)
         if isinstance(tree.op, ast.Add):
             return right + left if isinstance(right, Linear) else left + right
@@ -446,7 +472,7 @@ def _both(left: Any, right: Any) -> Any:
         if isinstance(left, Polyhedron):
             return right & left
         raise ValueError("alternatives on both sides of 'and': write two rules")
-    raise ValueError("'and' joins conditions on features, or comparisons of outputs, not one of each")
+    raise ValueError(f"'and' {_EITHER_KIND}")
 
 
 def _either(left: Any, right: Any) -> Any:
@@ -454,11 +480,15 @@ def _either(left: Any, right: Any) -> Any:
         return left | right
     if isinstance(left, Polyhedron | Disjunction) and isinstance(right, Polyhedron | Disjunction):
         return any_of(left, right)
-    raise ValueError("'or' joins conditions on features, or comparisons of outputs, not one of each")
+    raise ValueError(f"'or' {_EITHER_KIND}")
 
 
 def _constant(value: Any) -> Any:
     return Expression("const", (value,)) if isinstance(value, float) else value
 
 
+_EITHER_KIND = (
+    "joins conditions on features, or comparisons of outputs, not one of each; put the features into 'when', "
+    "and the opposite of what is said of outputs among the alternatives of 'any'"
+)
 _FUNCTIONS = ("sum", "wins", "binary", "integer", "abs", "min", "max")

@@ -7,6 +7,7 @@ in one bank: the bounds, the global rows, then the rows of each disjunct of each
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import warnings
@@ -80,7 +81,9 @@ class PerSample:
         Args:
             features: shape ``(batch, features)``.
         """
-        if not self.looped and len(features):
+        if not len(features):
+            return features.new_zeros(0)
+        if not self.looped:
             try:
                 at_once: Tensor = torch.func.vmap(self.function)(features)
                 return at_once
@@ -101,6 +104,7 @@ class _Fill:
     columns: int | slice | None
     source: Source
     name: str
+    rule: int | None = None  # whose row it is; None: a global constraint's
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,10 +167,10 @@ class RuleSet:
         self.rules = tuple(Rule(name, _condition(one.when)) for name, one in named)
         _check_unique(self.names)
         spans: list[tuple[tuple[int, int], ...]] = []
-        for name, one in named:
+        for rule, (name, one) in enumerate(named):
             spans.append(
                 tuple(
-                    builder.polyhedron(polyhedron, f"rule '{name}', disjunct {place}")
+                    builder.polyhedron(polyhedron, f"rule '{name}', disjunct {place}", rule)
                     for place, polyhedron in enumerate(one.disjuncts)
                 )
             )
@@ -175,6 +179,7 @@ class RuleSet:
         self.layout = Layout(2 * n, common, tuple(spans), equality)
         self.layout = self._without_empty()
         self._needs = _needed_features(self)
+        self._asked = self._checked_names()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -186,27 +191,27 @@ class RuleSet:
         """Whether a condition or a row needs the features."""
         return self._needs
 
-    def at(
-        self, features: Float[Tensor, "batch features"] | None, batch: int, *, check: bool = True
-    ) -> RowBank:
+    def at(self, features: Float[Tensor, "batch features"] | None, batch: int) -> RowBank:
         """The rows at a batch of samples, in float64 on the CPU.
 
         Args:
             features: what conditions and rows are evaluated at; None where nothing depends on it.
             batch: how many samples there are.
-            check: whether a row that is not finite is an error.
 
         Returns:
-            The bank; gradients flow into the features and into what callables return.
+            The bank; gradients flow into the features and into what callables return. Rows of a rule that
+            does not apply to a sample are not evaluated there.
 
         Raises:
-            ValueError: if features are needed and there are none, their number is not the batch's, or a row
-                is not finite; the text names rule and sample.
+            ValueError: if features are needed and there are none, their number is not the batch's, one that a
+                condition needs is NaN, or a row is not finite; the text names rule and sample.
         """
         if features is None:
             if self._needs:
                 raise ValueError("x: expected features, since a rule depends on them, got None")
             features = torch.zeros(batch, 0, dtype=torch.float64)
+        if not isinstance(features, Tensor):
+            raise ValueError(f"x: expected a tensor, got {type(features).__name__}")
         if features.ndim != 2 or len(features) != batch:
             raise ValueError(f"x: expected shape ({batch}, features), got {tuple(features.shape)}")
         if self.features.names and self._needs and features.shape[1] != len(self.features.names):
@@ -214,17 +219,17 @@ class RuleSet:
             raise ValueError(f"x: expected shape {expected}, got {tuple(features.shape)}")
         # Conditions in the features' own type: a threshold is then rounded as the numbers beside it are.
         own = features.detach().to("cpu", None if features.is_floating_point() else torch.float64)
+        active = self.active(own)
         features = features.to("cpu", torch.float64)
         A, b = self._A[None], self._b[None]
         for matrix, fills in ((True, self._matrix_fills), (False, self._side_fills)):
             if fills:
                 whole = (A if matrix else b).expand(batch, *(A if matrix else b).shape[1:]).clone()
                 for fill in fills:
-                    self._fill(whole, fill, features)
-                if check:
-                    self._check_finite(whole.detach())
+                    self._fill(whole, fill, features, active)
+                self._check_finite(whole.detach())
                 A, b = (whole, b) if matrix else (A, whole)
-        return RowBank(A, b, self.active(own))
+        return RowBank(A, b, active)
 
     def active(self, features: Float[Tensor, "batch features"]) -> Bool[Tensor, "batch rules"]:
         """Which rules apply to each sample.
@@ -234,7 +239,15 @@ class RuleSet:
 
         Returns:
             Booleans.
+
+        Raises:
+            ValueError: if a feature that a condition needs is NaN.
         """
+        for place in self._asked:
+            missing = torch.isnan(features[:, place]) if place < features.shape[1] else None
+            if missing is not None and bool(missing.any()):
+                sample, name = int(missing.nonzero()[0]), self.features.label(place)
+                raise ValueError(f"x: '{name}' is NaN at sample {sample}, and a rule's condition needs it")
         columns = []
         for rule in self.rules:
             if rule.when is None:
@@ -286,26 +299,49 @@ class RuleSet:
     def _side_fills(self) -> list[_Fill]:
         return [fill for fill in self._fills if fill.columns is None]
 
-    def _fill(self, whole: Tensor, fill: _Fill, features: Tensor) -> None:
-        """Write what a sample's features give into the bank."""
-        fixed = isinstance(fill.source, Tensor | Negative)
+    def _fill(self, whole: Tensor, fill: _Fill, features: Tensor, active: Tensor) -> None:
+        """Write what the features of the samples that the rule applies to give into the bank."""
+        samples: slice | Tensor = slice(None)
+        if fill.rule is not None and self.rules[fill.rule].when is not None:
+            applies = active[:, fill.rule]
+            if not bool(applies.all()):
+                samples = applies.nonzero()[:, 0]
+                features = features[samples]
+                if not len(samples):
+                    return
+        place = (samples, fill.rows) if fill.columns is None else (samples, fill.rows, fill.columns)
+        shape = whole[place].shape
         if isinstance(fill.source, Expression):
             value = fill.source.evaluate(features, self.features)
         else:
             value = fill.source if isinstance(fill.source, Tensor) else fill.source(features)
-        target = whole[:, fill.rows] if fill.columns is None else whole[:, fill.rows, fill.columns]
         value = value.to("cpu", torch.float64)
-        if fixed:
-            value = value.expand(target.shape[1:]) if value.ndim == 0 else value.reshape(target.shape[1:])
-        elif value.numel() != target.numel():
-            expected, given = tuple(target.shape[1:]), tuple(value.shape[1:])
+        if isinstance(fill.source, Tensor | Negative):
+            value = value.expand(shape[1:]) if value.ndim == 0 else value.reshape(shape[1:])
+        elif value.numel() != shape.numel():
+            expected, given = tuple(shape[1:]), tuple(value.shape[1:])
             raise ValueError(f"{fill.name}: expected shape {expected} for a sample, got {given}")
         else:
-            value = value.reshape(target.shape)
-        if fill.columns is None:
-            whole[:, fill.rows] = value
-        else:
-            whole[:, fill.rows, fill.columns] = value
+            value = value.reshape(shape)
+        whole[place] = value
+
+    def _checked_names(self) -> tuple[int, ...]:
+        """The features that conditions need, by index; a name or index that cannot be is an error here."""
+        asked: set[int] = set()
+        for rule in self.rules:
+            if isinstance(rule.when, Condition):
+                try:
+                    asked |= {self.features.index(key) for key in rule.when.needs()}
+                except ValueError as error:
+                    raise ValueError(f"rule '{rule.name}', condition: {error}") from error
+        for fill in self._fills:
+            if isinstance(fill.source, Expression):
+                try:
+                    for key in fill.source.needs():
+                        self.features.index(key)
+                except ValueError as error:
+                    raise ValueError(f"{fill.name}: {error}") from error
+        return tuple(sorted(asked))
 
     def _check_finite(self, whole: Tensor) -> None:
         bad = (~torch.isfinite(whole)).nonzero()
@@ -316,10 +352,19 @@ class RuleSet:
     def _without_empty(self) -> Layout:
         """The layout without disjuncts that are empty whatever the sample is; each is warned of."""
         from leyden_milp_layer.highs import is_empty
+        from leyden_milp_layer.units import nearest_power
 
         filled = {row for fill in self._fills for row in range(fill.rows.start, fill.rows.stop)}
-        A, b, equality = self._A.detach().numpy(), self._b.detach().numpy(), self.layout.equality
+        A = self._A.detach().numpy() * nearest_power(np.maximum(np.abs(self.lower), np.abs(self.upper)))
+        factor = nearest_power(np.abs(A).max(axis=1))
+        A, b, equality = A / factor[:, None], self._b.detach().numpy() / factor, self.layout.equality
         common = [row for row in range(self.layout.common) if row not in filled]
+        if is_empty(A[common], b[common], equality[common]):
+            warnings.warn(
+                "globals: bounds and global constraints have no common point: no sample can be projected",
+                stacklevel=4,
+            )
+            return self.layout
         kept: list[tuple[tuple[int, int], ...]] = []
         for name, spans in zip(self.names, self.layout.disjuncts, strict=True):
             left = []
@@ -347,6 +392,7 @@ class _Builder:
         self._equality: list[bool] = []
         self.fills: list[_Fill] = []
         self.count = 0
+        self._rule: int | None = None
 
     def bounds(self) -> None:
         """Add the bounds."""
@@ -354,16 +400,18 @@ class _Builder:
         self._add(-eye, -self._rules.lower, equality=False)
         self._add(eye, self._rules.upper, equality=False)
 
-    def polyhedron(self, polyhedron: Polyhedron, where: str) -> tuple[int, int]:
+    def polyhedron(self, polyhedron: Polyhedron, where: str, rule: int | None = None) -> tuple[int, int]:
         """Add a polyhedron's rows; returns where they are."""
         if not isinstance(polyhedron, Polyhedron):
             raise ValueError(f"{where}: expected a polyhedron, got {type(polyhedron).__name__}")
-        start = self.count
+        start, self._rule = self.count, rule
         for part in polyhedron.parts:
             try:
                 self._row(part, where) if isinstance(part, Row) else self._block(part, where)
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from error
+        if self.count == start:
+            raise ValueError(f"{where}: expected rows, got none; leave out what does not constrain")
         return start, self.count
 
     def arrays(self) -> tuple[Tensor, Tensor, NDArray[np.bool_]]:
@@ -393,9 +441,9 @@ class _Builder:
         elif not isinstance(row.bound, Expression | Tensor) and not callable(row.bound):
             raise ValueError(f"the bound: expected a number, an expression or a callable, got {row.bound!r}")
         rows = self._add(A, b, equality=row.equality)
-        self.fills += [_Fill(rows, column, value, where) for column, value in later]
+        self.fills += [_Fill(rows, column, value, where, self._rule) for column, value in later]
         if not fixed:
-            self.fills.append(_Fill(rows, None, _source(row.bound), where))
+            self.fills.append(_Fill(rows, None, _source(row.bound), where, self._rule))
 
     def _block(self, block: Block, where: str) -> None:
         n = self._rules.n
@@ -420,7 +468,7 @@ class _Builder:
                 if not np.isfinite(target).all():
                     raise ValueError("expected finite numbers")
         rows = self._add(A, b, equality=block.equality)
-        self.fills += [_Fill(rows, columns, _source(array), where) for columns, array in later]
+        self.fills += [_Fill(rows, columns, _source(array), where, self._rule) for columns, array in later]
 
 
 def _spread(coefficients: Mapping[Key | EllipsisType, Any], n: int) -> dict[Key, Any]:
@@ -502,13 +550,23 @@ def _described(source: Any) -> str:
     """A text that is the same in every process, and another for another condition, expression or function."""
     if isinstance(source, Negative):
         return f"-{_described(source.value)}"
-    function = source.function if isinstance(source, PerSample) else None
-    if function is None:
-        return f"{source.detach().tolist()}" if isinstance(source, Tensor) else str(source)
-    inner = function.value if isinstance(function, Negative) else function
-    code = getattr(inner, "__code__", None)
-    name = f"{type(function).__name__} {getattr(inner, '__qualname__', type(inner).__name__)}"
-    return f"{name} {_code_text(code)}" if code is not None else name
+    if isinstance(source, PerSample):
+        return _described(source.function)
+    if isinstance(source, Tensor):  # what is trained may be another number at the next start
+        return f"tensor {tuple(source.shape)} {'' if source.requires_grad else source.tolist()}"
+    if isinstance(source, functools.partial):
+        return f"partial {_described(source.func)} {_described([*source.args, *source.keywords.items()])}"
+    if isinstance(source, list | tuple):
+        return f"[{', '.join(map(_described, source))}]"
+    code = getattr(source, "__code__", None)
+    if code is not None:
+        held = [cell.cell_contents for cell in source.__closure__ or () if cell.cell_contents is not source]
+        return (
+            f"{source.__qualname__} {_code_text(code)} {_described(held)} {_described(source.__defaults__)}"
+        )
+    if source is None or isinstance(source, int | float | str | Expression | Condition):
+        return str(source)
+    return type(source).__qualname__
 
 
 def _code_text(code: CodeType) -> str:

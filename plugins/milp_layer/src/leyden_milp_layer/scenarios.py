@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from leyden_milp_layer.bounding import Bounding, Known
 from leyden_milp_layer.highs import WarmProjection
-from leyden_milp_layer.pivoting import BEYOND, EMPTY, FEASIBLE, OPTIMAL, nearest_points
+from leyden_milp_layer.pivoting import BEYOND, EMPTY, OPTIMAL, nearest_points
 from leyden_milp_layer.quadratic import nearest_l2
 from leyden_milp_layer.rules import Layout
 
@@ -28,18 +30,24 @@ Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 TIE = 1e-9
-"""Distances that differ by no more are equal, and the lowest scenario wins."""
+"""Distances that differ by no more (where outputs are about 1) are equal, and the lowest scenario wins."""
+
+_ROUNDING = 1e-13
+"""So much of a distance may be rounding."""
 
 INSIDE, PROJECTED, CONTRADICTION, TOO_MANY = 0, 1, 2, 3
 """What became of a sample: nothing to correct; projected; no scenario has a point; too many of them."""
 
-_AT_ONCE = 96
+_AT_ONCE = 24
 """About how many projections a round holds where the batch is smaller than that."""
+
+_NUMBERS = 2**22
+"""About how many numbers an array of all scenarios may hold; a batch that needs more goes in parts."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Rows and points of a batch, as arrays.
+    """Rows and points of a batch, as arrays, in units in which they are about 1 (see `units`).
 
     Attributes:
         A: shape ``(batch or 1, rows, outputs)``.
@@ -77,7 +85,7 @@ class Outcome:
         distance: in the norm of the projection; infinite where there is none.
         status: `INSIDE`, `PROJECTED`, `CONTRADICTION` or `TOO_MANY`.
         scenarios: how many there were.
-        solved: how many projections onto a polyhedron it took.
+        solved: how many programs it took.
     """
 
     points: Array
@@ -187,6 +195,31 @@ class Enumeration:
         self._choices = Recent(cache_size)
         self._empty = Recent(cache_size)
         self._warm = Recent(cache_size)
+        self._bounding: Bounding | None = None
+        cheapest = weights if norm == "l1" else np.sqrt(weights)
+        self.tie = TIE * min(1.0, float(cheapest.min()))
+        self._turn = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the lock, which no copy shares."""
+        return {name: value for name, value in self.__dict__.items() if name != "_turn"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take a state, with a lock of its own."""
+        self.__dict__.update(state)
+        self._turn = threading.Lock()
+
+    def bounding(self, problem: Problem) -> Bounding:
+        """What bounds the scenarios; made once where the matrix never changes."""
+        if problem.varies[0]:
+            return Bounding(self.layout, problem.A, self.weights, self.norm)
+        if self._bounding is None:
+            self._bounding = Bounding(self.layout, problem.A, self.weights, self.norm)
+        return self._bounding
+
+    def near(self, least: Any) -> Any:
+        """The largest distance that ties with the least; of numbers or arrays."""
+        return least * (1 + _ROUNDING) + self.tie
 
     def choices(self, active: Mask) -> Choices:
         """The scenarios of a set of active rules."""
@@ -198,12 +231,13 @@ class Enumeration:
         return found
 
     def project(self, problem: Problem) -> Outcome:
-        """Project every point of a batch onto its feasible set."""
-        run = _Run(self, problem)
-        run.begin()
-        while run.waiting:
-            run.round()
-        return run.outcome()
+        """Project every point of a batch onto its feasible set; threads take turns."""
+        with self._turn:  # what is kept from call to call, warm programs above all, is one thread's at a time
+            run = _Run(self, problem)
+            run.begin()
+            while run.waiting:
+                run.round()
+            return run.outcome()
 
     def known_empty(self, problem: Problem, sample: int, count: int) -> Mask:
         """Which scenarios of a sample have been found empty; the array may be written to."""
@@ -237,19 +271,21 @@ class _Search:
     choices: Choices
     order: list[int]
     bounds: list[float]
+    boxed: Array
+    base: list[float]
     empty: Mask
+    found: list[tuple[float, int, Array]]
+    least: float
     place: int = 0
-    least: float = math.inf
-    found: list[tuple[float, int, Array]] | None = None
 
-    def next(self, count: int) -> list[int]:
-        """The next scenarios that may be better than, or tie with, the best so far."""
+    def next(self, count: int, farthest: float) -> list[int]:
+        """The next places of the order, as long as their bounds are no farther than that."""
         taken: list[int] = []
         while self.place < len(self.order) and len(taken) < count:
-            if self.bounds[self.place] > self.least + TIE:
+            if self.bounds[self.place] > farthest:
                 self.place = len(self.order)
                 break
-            taken.append(self.order[self.place])
+            taken.append(self.place)
             self.place += 1
         return taken
 
@@ -260,7 +296,6 @@ class _Run:
     def __init__(self, enumeration: Enumeration, problem: Problem) -> None:
         self.by, self.problem = enumeration, problem
         batch, rules = problem.active.shape
-        layout = enumeration.layout
         self.points = problem.points.copy()
         self.chosen = np.full((batch, rules), -1, dtype=np.int64)
         self.scenario = np.full(batch, -1, dtype=np.int64)
@@ -272,15 +307,11 @@ class _Run:
         # Clipping to the bounds costs the same whatever is chosen later, so that far points cost no digits.
         clipped = np.clip(problem.points, enumeration.lower, enumeration.upper)
         self.start = clipped if enumeration.norm == "l1" else problem.points
-        self.A = np.concatenate([problem.A, np.zeros((len(problem.A), 1, problem.A.shape[2]))], axis=1)
-        self.b = np.concatenate([problem.b, np.zeros((len(problem.b), 1))], axis=1)
-        self.equality = np.concatenate([layout.equality, [False]])
 
     def begin(self) -> None:
-        """Bound every scenario, finish the samples that satisfy one, and queue the others."""
-        held, bounds = self._per_disjunct()
-        common_held, common_bound = held[:, 0], bounds[:, 0]
-        starts = np.cumsum([1, *(len(spans) for spans in self.by.layout.disjuncts)])
+        """Bound every scenario, finish the samples that need no program, and queue the others."""
+        bounding = self.by.bounding(self.problem)
+        boxes = bounding.boxes(self.problem.A, self.problem.b)
         patterns, group = np.unique(self.problem.active, axis=0, return_inverse=True)
         for place, active in enumerate(patterns):
             members = np.flatnonzero(group.reshape(-1) == place)
@@ -291,28 +322,64 @@ class _Run:
                 continue
             if not choices.count:
                 continue
-            columns = starts[choices.rules] + choices.chosen[:, choices.rules]
-            inside = held[members[:, None, None], columns[None]].all(axis=2) & common_held[members, None]
-            bound = bounds[members[:, None, None], columns[None]].max(axis=2, initial=0.0)
-            bound = np.maximum(bound, common_bound[members, None])
-            for sample, fits, least in zip(members.tolist(), inside, bound, strict=True):
-                if fits.any():
-                    self._settle(sample, choices, int(fits.argmax()), self.problem.points[sample], INSIDE)
-                else:
-                    self._queue(sample, choices, least)
+            columns = bounding.starts[choices.rules] + choices.chosen[:, choices.rules]
+            at_once = max(1, _NUMBERS // (choices.count * max(self.problem.A.shape[1:])))
+            for some in np.split(members, range(at_once, len(members), at_once)):
+                A, b, low, high = (
+                    array if len(array) == 1 else array[some]
+                    for array in (self.problem.A, self.problem.b, *boxes)
+                )
+                known = bounding.known(A, b, (low, high), columns, self.start[some])
+                self._sort(some, choices, known)
 
-    def _queue(self, sample: int, choices: Choices, least: Array) -> None:
-        empty = self.by.known_empty(self.problem, sample, choices.count)
-        order = np.argsort(np.where(empty, np.inf, least), kind="stable")
-        order = order[: choices.count - int(empty.sum())]
-        if len(order):
-            search = _Search(sample, choices, order.tolist(), least[order].tolist(), empty, found=[])
-            self.waiting.append(search)
+    def _sort(self, members: Integers, choices: Choices, known: Known) -> None:
+        """Settle the samples that satisfy a scenario or whose best one is solved; queue the others."""
+        inside = known.solved & (known.points == self.problem.points[members][:, None]).all(axis=2)
+        solved = known.solved if self.by.solver == "pivoting" or self.by.norm == "l2" else inside
+        least = np.where(solved, known.bound, np.inf).min(axis=1)
+        near = known.bound <= self.by.near(least)[:, None]
+        satisfied = inside.any(axis=1)
+        done = satisfied | (np.isfinite(least) & (solved | ~near).all(axis=1))
+        first = np.where(satisfied, inside.argmax(axis=1), (near & solved).argmax(axis=1))
+        for place in np.flatnonzero(done).tolist():
+            status = INSIDE if satisfied[place] else PROJECTED
+            scenario = int(first[place])
+            self._settle(int(members[place]), choices, scenario, known.points[place, scenario], status)
+        for place in np.flatnonzero(~done).tolist():
+            sample = int(members[place])
+            found = [
+                (float(known.bound[place, one]), one, known.points[place, one])
+                for one in np.flatnonzero(near[place] & solved[place]).tolist()
+            ]
+            empty = self.by.known_empty(self.problem, sample, choices.count)
+            open_ones = np.flatnonzero(
+                near[place] & ~solved[place] & ~empty & np.isfinite(known.bound[place])
+            )
+            order = open_ones[np.argsort(known.bound[place, open_ones], kind="stable")]
+            search = _Search(
+                sample,
+                choices,
+                order.tolist(),
+                known.bound[place, order].tolist(),
+                known.boxed[place, order],
+                known.base[place, order].tolist(),
+                empty,
+                found,
+                float(least[place]),
+            )
+            if len(order):
+                self.waiting.append(search)
+            else:
+                self._best(search)
 
     def round(self) -> None:
         """Project every waiting sample onto its next scenarios."""
         many = max(1, _AT_ONCE // len(self.waiting))
-        jobs = [(search, scenario) for search in self.waiting for scenario in search.next(many)]
+        jobs = [
+            (search, place)
+            for search in self.waiting
+            for place in search.next(many, self.by.near(search.least))
+        ]
         if jobs:
             self._solve(jobs)
         finished = [one for one in self.waiting if one.place >= len(one.order)]
@@ -324,33 +391,38 @@ class _Run:
         samples = np.array([search.sample for search, _ in jobs])
         np.add.at(self.solved, samples, 1)
         if self.by.norm == "l2" or self.by.solver == "highs":
-            for search, scenario in jobs:
-                self._one(search, scenario)
+            for search, place in jobs:
+                self._one(search, place)
             return
+        problem = self.problem
         width = max(search.choices.rows.shape[1] for search, _ in jobs)
         rows = np.full((len(jobs), width), self.by.layout.rows, dtype=np.int64)
-        for place, (search, scenario) in enumerate(jobs):
-            own = search.choices.rows[scenario]
-            rows[place, : len(own)] = own
+        for job, (search, place) in enumerate(jobs):
+            own = search.choices.rows[search.order[place]]
+            rows[job, : len(own)] = own
+        filled = rows < self.by.layout.rows
+        rows = np.where(filled, rows, 0)
+        base = np.array([search.base[place] for search, place in jobs])
         found = nearest_points(
-            self.A[(samples % len(self.A))[:, None], rows],
-            self.b[(samples % len(self.b))[:, None], rows],
-            self.equality[rows],
-            self.start[samples],
+            problem.A[(samples % len(problem.A))[:, None], rows] * filled[:, :, None],
+            problem.b[(samples % len(problem.b))[:, None], rows] * filled,
+            self.by.layout.equality[rows] & filled,
+            np.array([search.boxed[place] for search, place in jobs]),
             self.by.weights,
-            cutoff=np.array([search.least + TIE for search, _ in jobs]),
+            cutoff=np.array([self.by.near(search.least) for search, _ in jobs]) - base,
         )
-        status, distances = found.status.tolist(), found.distances.tolist()
-        for place, (search, scenario) in enumerate(jobs):
-            if status[place] == OPTIMAL:
-                self._note(search, scenario, distances[place], found.points[place])
-            elif status[place] == EMPTY:
-                search.empty[scenario] = True
-            elif status[place] != BEYOND:
-                self._one(search, scenario)
+        status, distances = found.status.tolist(), (found.distances + base).tolist()
+        for job, (search, place) in enumerate(jobs):
+            if status[job] == OPTIMAL:
+                self._note(search, place, distances[job], found.points[job])
+            elif status[job] == EMPTY:
+                search.empty[search.order[place]] = True
+            elif status[job] != BEYOND:
+                self._one(search, place)
 
-    def _one(self, search: _Search, scenario: int) -> None:
+    def _one(self, search: _Search, place: int) -> None:
         """Project one sample onto one scenario, alone."""
+        scenario = search.order[place]
         sample, start, rows = search.sample, self.start[search.sample], search.choices.rows[scenario]
         if self.by.norm == "l1":
             point = self.by.warm(self.problem, sample, scenario, rows).nearest(start)
@@ -365,15 +437,14 @@ class _Run:
         if point is None:
             search.empty[scenario] = True
         else:
-            self._note(search, scenario, distance, point)
+            self._note(search, place, distance, point)
 
-    def _note(self, search: _Search, scenario: int, distance: float, point: Array) -> None:
-        assert search.found is not None
+    def _note(self, search: _Search, place: int, distance: float, point: Array) -> None:
         search.least = min(search.least, distance)
-        search.found.append((distance, scenario, point))
+        search.found.append((distance, search.order[place], point))
 
     def _best(self, search: _Search) -> None:
-        near = [one for one in search.found or () if one[0] <= search.least + TIE]
+        near = [one for one in search.found if one[0] <= self.by.near(search.least)]
         if near:
             _, scenario, point = min(near, key=lambda one: one[1])
             self._settle(search.sample, search.choices, scenario, point, PROJECTED)
@@ -392,23 +463,3 @@ class _Run:
         return Outcome(
             self.points, self.chosen, self.scenario, self.distance, self.status, self.scenarios, self.solved
         )
-
-    def _per_disjunct(self) -> tuple[Mask, Array]:
-        """For the common rows and every disjunct: whether they hold, and how far the point is at least."""
-        over = np.einsum(
-            "srn,sn->sr", np.broadcast_to(self.A, (len(self.start), *self.A.shape[1:])), self.start
-        )
-        over -= self.b
-        over = np.where(self.equality, np.abs(over), over)
-        size = np.maximum(1.0, np.abs(self.b) + np.abs(self.start).max(axis=1, initial=0.0)[:, None])
-        held = over <= FEASIBLE * size
-        held &= (self.start == self.problem.points).all(axis=1)[:, None]
-        if self.by.norm == "l1":
-            length = (np.abs(self.A) / self.by.weights).max(axis=2)
-        else:
-            length = np.linalg.norm(self.A / np.sqrt(self.by.weights), axis=2)
-        bound = over / np.where(length > 0, length, 1.0)
-        spans = [(0, self.by.layout.common), *(one for spans in self.by.layout.disjuncts for one in spans)]
-        edges = np.array(spans).reshape(-1)
-        held = np.logical_and.reduceat(held, edges, axis=1)[:, ::2]
-        return held, np.maximum.reduceat(bound, edges, axis=1)[:, ::2]
