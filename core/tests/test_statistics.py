@@ -11,10 +11,11 @@ import sys
 import numpy as np
 import pytest
 import scipy.stats
-from leyden.claims import Arm, Cell, CellResult, Statement, Table
+from leyden.claims import Arm, Cell, CellResult, Claim, Statement, Table
 from leyden.statistics import (
     MAX_SEEDS,
     SIGN_TEST_PAIRS,
+    Judge,
     best,
     better,
     bound,
@@ -531,3 +532,43 @@ def test_importing_the_rules_costs_nothing_heavy():
     code = f"import sys, leyden.statistics; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+class Toy(Claim):
+    name, title, source, minutes, seeds = "toy", "", "", {}, {}
+    statements = (
+        Statement(id="gains", text="", kind="better"),
+        Statement(id="keeps-up", text="", kind="not worse"),
+    )
+    metric, mode = "loss", "min"
+
+    def cells(self, scale):
+        return []
+
+    def run(self, cell):
+        return {}
+
+    def judge(self, table):
+        return []
+
+
+def test_a_judge_judges_as_the_rules_do_with_what_the_claim_says():
+    claim = Toy()
+    rows = [result("A", seed, loss=1.0 + 0.01 * seed, acc=0.9) for seed in range(5)]
+    rows += [result("B", seed, loss=2.0 + 0.03 * seed, acc=0.8 - 0.01 * seed) for seed in range(5)]
+    table = Table(rows)
+    judge = Judge(claim, table, unit="nats")
+    gains, keeps_up = claim.statements
+    assert judge.better("gains", "A", "B", 0.5) == better(
+        gains, table, "A", "B", "loss", margin=0.5, mode="min", unit="nats"
+    )
+    assert judge.better("gains", "A", "B").outcome == "holds"
+    assert judge.better("gains", "B", "A").outcome == "does not hold"
+    assert judge.not_worse("keeps-up", "A", "B", 0.1) == not_worse(
+        keeps_up, table, "A", "B", "loss", margin=0.1, mode="min", unit="nats"
+    )
+    other = Judge(claim, table, "acc", mode="max", by="ratio")
+    assert other.better("gains", "A", "B", 1.05) == better(
+        gains, table, "A", "B", "acc", margin=1.05, by="ratio"
+    )
+    assert judge.better("gains", "A", "B", metric="acc").outcome == "does not hold"

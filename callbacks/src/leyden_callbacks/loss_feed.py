@@ -11,6 +11,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.optim import Optimizer
 
@@ -39,13 +40,26 @@ class WindowLosses(NamedTuple):
 
 @dataclass
 class _Window:
-    """What has been backpropagated since the gradients were last zeroed."""
+    """What has been backpropagated since the gradients were last zeroed, and who reads it."""
 
     total: Tensor | None = None
     count: int = 0
     in_backward: bool = False
     handed: bool = False
     reduced: WindowLosses | None = None
+    optimizer: Optimizer | None = None
+    receivers: tuple[Optimizer, ...] = ()
+
+    def begin(self) -> None:
+        """Open a new window: the losses so far no longer have a gradient."""
+        self.total, self.count, self.reduced = None, 0, None
+        self.in_backward = self.handed = False
+        self.hand(None)  # a step that a GradScaler skipped left them unread
+
+    def hand(self, losses: WindowLosses | None) -> None:
+        """Hand losses, or none, to the receivers."""
+        for receiver in self.receivers:
+            receiver.pending_loss, receiver.pending_mean_loss = losses or (None, None)  # type: ignore[attr-defined]
 
 
 # Kept here and not in the callback: a callback is copied, pickled, listed twice and shared by two Trainers.
@@ -109,10 +123,9 @@ class LossFeed(Callback):
             window.handed = False
 
     def on_before_zero_grad(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Open a new window, since the losses so far no longer have a gradient."""
-        if trainer in _windows:
-            _windows[trainer] = _Window()
-            _hand(optimizer, None)  # a step that a GradScaler skipped left them unread
+        """Open a new window."""
+        if (window := _windows.get(trainer)) is not None:
+            window.begin()
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Add a loss to the window."""
@@ -129,8 +142,11 @@ class LossFeed(Callback):
             raise MisconfigurationException(
                 f"the loss must be a scalar to be handed to an optimizer; its shape is {tuple(loss.shape)}"
             )
-        dtype = torch.promote_types(loss.dtype, torch.float32)
-        value = loss.detach().reshape(()).to(dtype, copy=True)
+        value = loss.detach().clone()
+        if value.dtype not in (torch.float32, torch.float64):
+            value = value.float()
+        if value.ndim:
+            value = value.reshape(())
         if (scale := loss_scale(trainer, loss.device)) is not None:
             value = value / scale
         window.total = value if window.total is None else window.total + value
@@ -148,7 +164,9 @@ class LossFeed(Callback):
     ) -> None:
         """Hand the losses over."""
         if (window := _windows.get(trainer)) is not None:
-            _hand(optimizer, window_losses(trainer))
+            if window.optimizer is not optimizer:
+                window.optimizer, window.receivers = optimizer, tuple(_receivers(optimizer))
+            window.hand(window_losses(trainer))
             window.handed = True
 
 
@@ -175,7 +193,8 @@ def window_losses(trainer: Trainer) -> WindowLosses | None:
         return None
     if window.reduced is None:
         matching = _mean_over_ranks(window.total, trainer)
-        mean = matching * (trainer.accumulate_grad_batches / window.count)
+        short = trainer.accumulate_grad_batches / window.count
+        mean = matching if short == 1 else matching * short
         window.reduced = WindowLosses(matching, mean)
     return window.reduced
 
@@ -197,19 +216,14 @@ def _receivers(optimizer: Optimizer) -> Iterator[Optimizer]:
         optimizer = getattr(optimizer, "optimizer", None)  # type: ignore[assignment]
 
 
-def _hand(optimizer: Optimizer, losses: WindowLosses | None) -> None:
-    matching, mean = losses or (None, None)
-    for receiver in _receivers(optimizer):
-        receiver.pending_loss = matching  # type: ignore[attr-defined]
-        receiver.pending_mean_loss = mean  # type: ignore[attr-defined]
-
-
 def _mean_over_ranks(value: Tensor, trainer: Trainer) -> Tensor:
     if trainer.world_size > 1 and torch.distributed.is_available() and torch.distributed.is_initialized():
         # Strategy.reduce would put a barrier before it, which waits for the device.
         total = value.clone()
         torch.distributed.all_reduce(total)
         return total / trainer.world_size
+    if isinstance(trainer.strategy, SingleDeviceStrategy):
+        return value
     reduced: Tensor = trainer.strategy.reduce(value.clone(), reduce_op="mean")
     return reduced
 

@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING
 
 from leyden.comparison.arms import Refusal, baseline, contenders, read_configs
 from leyden.comparison.asked import Plan
+from leyden.comparison.fits import Fits
 from leyden.comparison.identity import identity
 from leyden.comparison.probing import check_mode
 from leyden.comparison.running import Comparing
 from leyden.errors import UsageError
-from leyden.execute import check_executor, default_jobs, stop_workers, termination_as_exit
+from leyden.execute import (
+    check_executor,
+    default_jobs,
+    start_workers,
+    stop_workers,
+    termination_as_exit,
+)
 from leyden.manager import manager
 from leyden.progress import say
 from leyden.reproduce import RESULTS, tracking_session
@@ -95,28 +102,29 @@ def compare(
         command=_command(configs, tries, tune, trials, seeds, metric, mode),
     )
     document, files = read_configs(configs)
-    base = baseline(document, tune)
-    tried = contenders(base, tries, plugins)
-    comparing = Comparing(
-        name="-".join(dict.fromkeys(path.stem for path in files)),
-        arms=[base, *(arm for arm in tried if not isinstance(arm, Refusal))],
-        refusals=[arm for arm in tried if isinstance(arm, Refusal)],
-        files=files,
-        plan=plan,
-        plugins=plugins,
-        console=console,
-    )
-    comparing.check()
-    code = identity(comparing.arms, plan.budget)
     try:
         with termination_as_exit():
+            start_workers(plan.executor, plan.jobs, Fits.imports)  # they import while this process reads on
+            base = baseline(document, tune)
+            tried = contenders(base, tries, plugins)
+            comparing = Comparing(
+                name="-".join(dict.fromkeys(path.stem for path in files)),
+                arms=[base, *(arm for arm in tried if not isinstance(arm, Refusal))],
+                refusals=[arm for arm in tried if isinstance(arm, Refusal)],
+                files=files,
+                plan=plan,
+                plugins=plugins,
+                console=console,
+            )
+            comparing.check()
+            code = identity(comparing.arms, plan.budget)
             if dry_run:
                 with _throwaway_results() as results:
                     comparing.foretell(results)
                 return 0
             root = Path.cwd() / RESULTS / "compare" / comparing.name
             with (
-                tracking_session(settings.tracking, console) as session,
+                tracking_session(settings.tracking, console, wait=False) as session,
                 own_results(root, code=code, resume=resume) as results,
             ):
                 return 0 if comparing.run(results, session) else 1

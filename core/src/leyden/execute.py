@@ -33,7 +33,7 @@ from leyden.cluster import POLL, RayWorkers
 from leyden.errors import LeydenError, UsageError, unknown
 from leyden.results import Results
 from leyden.settings import EXECUTORS
-from leyden.worker import ONE_THREAD, Job, Tracked, run_job, start_worker
+from leyden.worker import ONE_THREAD, Job, Tracked, import_quietly, run_job, start_worker
 
 _MAX_IDLE_DEATHS = 3
 _OUTPUT_KEPT = 4000
@@ -102,6 +102,27 @@ def default_jobs(executor: str) -> int:
     from joblib import cpu_count
 
     return (_RAY.cores() if executor == "ray" else None) or int(cpu_count())
+
+
+def start_workers(executor: str, jobs: int, imports: Sequence[str]) -> None:
+    """Start the workers that `run_cells` will use, so that they import while this process does other things.
+
+    Only those of this machine are started; for others it does nothing.
+
+    Args:
+        executor: ``"loky"`` or ``"ray"``.
+        jobs: how many cells will run at the same time.
+        imports: modules that the cells need.
+
+    Raises:
+        LeydenError: if they cannot be started.
+    """
+    if executor == "loky":
+        try:
+            _LOKY.start(jobs, imports)
+        except OSError as error:
+            _LOKY.stop()
+            raise LeydenError(f"cannot start workers: {error}") from error
 
 
 def stop_workers() -> None:
@@ -246,6 +267,15 @@ class _Loky:
     def __init__(self) -> None:
         self._pool: Any = None
         self._count = 0
+        self._early = False
+
+    def start(self, count: int, imports: Sequence[str]) -> None:
+        """Start processes that import something; a batch that wants no more will find them."""
+        pool = self._started(count)
+        self._early = True
+        with _deaf_to_interrupts():
+            for _ in range(count):
+                pool.submit(import_quietly, imports)
 
     def run(
         self, batch: Sequence[Job], count: int, report: Callable[[], None], tell: Callable[[str], None]
@@ -275,12 +305,13 @@ class _Loky:
             return ""
 
     def stop(self) -> None:
-        pool, self._pool = self._pool, None
+        pool, self._pool, self._early = self._pool, None, False
         if pool is not None:
             pool.shutdown(wait=True, kill_workers=True)
 
-    def _started(self, count: int, *, alone: bool) -> Any:
-        if self._pool is None or not (alone or count == self._count):
+    def _started(self, count: int, *, alone: bool = False) -> Any:
+        fits = alone or count == self._count or (self._early and count < self._count)
+        if self._pool is None or not fits:
             from joblib.externals.loky import ProcessPoolExecutor
 
             self.stop()
@@ -291,8 +322,8 @@ class _Loky:
         return self._pool
 
 
-_RAY = RayWorkers()
-_WORKERS: dict[str, _Workers] = {"loky": _Loky(), "ray": _RAY}
+_RAY, _LOKY = RayWorkers(), _Loky()
+_WORKERS: dict[str, _Workers] = {"loky": _LOKY, "ray": _RAY}
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -35,7 +36,13 @@ def provenance(directory: Path | None = None) -> dict[str, str]:
     return record
 
 
-def _versions() -> Iterator[tuple[str, str]]:
+@functools.cache
+def _versions() -> dict[str, str]:
+    """The installed versions; a process has imported what it found, whatever is installed later."""
+    return dict(_installed())
+
+
+def _installed() -> Iterator[tuple[str, str]]:
     for name in _LIBRARIES:
         try:
             yield name, importlib.metadata.version(name)

@@ -171,18 +171,35 @@ def _claims(names: Sequence[str], plugins: Manager) -> list[tuple[Plugin, type[C
 
 
 @contextlib.contextmanager
-def tracking_session(settings: TrackingSettings, console: Console) -> Iterator[Session | None]:
-    """Open a tracking session for as long as the context lasts; None where tracking is turned off."""
+def tracking_session(
+    settings: TrackingSettings, console: Console, *, wait: bool = True
+) -> Iterator[Session | None]:
+    """Open a tracking session for as long as the context lasts; None where tracking is turned off.
+
+    Args:
+        settings: the store, and whether anything is tracked.
+        console: where it is said that the store keeps the user waiting.
+        wait: whether to wait for the store; otherwise `await_store` does, before anything is measured.
+    """
     if not settings.enabled:
         yield None
         return
-    store = resolve_store(settings)
-    with (
-        console.status("waiting for the tracking store") if console.is_terminal else contextlib.nullcontext()
-    ):
-        session = Session.open(store)
+    session = Session.open(resolve_store(settings), wait=False)
+    if wait:
+        await_store(session, console)
     with session:
         yield session
+
+
+def await_store(session: Session, console: Console) -> None:
+    """Wait until the store has answered.
+
+    Raises:
+        TrackingError: if it does not.
+    """
+    waiting = "waiting for the tracking store"
+    with console.status(waiting) if console.is_terminal else contextlib.nullcontext():
+        session.wait()
 
 
 class _Reproduction:

@@ -50,11 +50,11 @@ the choice lies at the edge of its grid, where a wider grid might have found a b
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from leyden.claims import Arm, Mode, Statement, Table
+from leyden.claims import Arm, Claim, Mode, Statement, Table
 from leyden.formatting import count, listing, number, words
 from leyden.intervals import LEVEL, MAX_SEEDS, Interval, deviation, interval, seeds_needed
 from leyden.model import Outcome, StatementKind, Verdict
@@ -67,6 +67,7 @@ __all__ = [
     "Comparison",
     "GridPoint",
     "Interval",
+    "Judge",
     "Selection",
     "Side",
     "best",
@@ -155,6 +156,74 @@ def not_worse(
     allowed = _checked_margin(margin, by)
     threshold = 1 / allowed if by == "ratio" else 0.0 - allowed
     return _compare(statement, "not worse", table, arm, baseline, metric, threshold, mode, by, unit)
+
+
+class Judge:
+    """Compares the arms of a claim's table in the way that most of its statements share.
+
+    A verdict needs a line then::
+
+        judge = Judge(self, table, unit="accuracy")
+        return [judge.better("gains", own, tuned["SGD"]), judge.not_worse("keeps-up", own, "Adam", 0.02)]
+
+    Args:
+        claim: whose statements are judged, and whose metric and mode are used.
+        table: the results.
+        metric: the metric, if it is not the claim's.
+        mode: whether a larger or a smaller value of it is better, if not as the claim says.
+        by: whether gains are differences or ratios.
+        unit: the unit of the estimates, for the report.
+    """
+
+    def __init__(
+        self,
+        claim: Claim,
+        table: Table,
+        metric: str = "",
+        *,
+        mode: Mode | None = None,
+        by: Comparison = "difference",
+        unit: str = "",
+    ) -> None:
+        self.claim = claim
+        self.table = table
+        self.metric = metric or claim.metric
+        self.mode: Mode = mode or claim.mode
+        self.by: Comparison = by
+        self.unit = unit
+
+    def better(
+        self, statement: str, arm: Side, baseline: Side, margin: float | None = None, *, metric: str = ""
+    ) -> Verdict:
+        """Judge by `better` the statement of that identity, on another metric if one is named."""
+        return self._by(better, statement, arm, baseline, margin, metric)
+
+    def not_worse(
+        self, statement: str, arm: Side, baseline: Side, margin: float | None = None, *, metric: str = ""
+    ) -> Verdict:
+        """Judge by `not_worse` the statement of that identity, on another metric if one is named."""
+        return self._by(not_worse, statement, arm, baseline, margin, metric)
+
+    def _by(
+        self,
+        rule: Callable[..., Verdict],
+        statement: str,
+        arm: Side,
+        baseline: Side,
+        margin: float | None,
+        metric: str,
+    ) -> Verdict:
+        return rule(
+            self.claim.statement(statement),
+            self.table,
+            arm,
+            baseline,
+            metric or self.metric,
+            margin=margin,
+            mode=self.mode,
+            by=self.by,
+            unit=self.unit,
+        )
 
 
 def bound(

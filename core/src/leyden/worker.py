@@ -109,6 +109,12 @@ def find_modules_in(directory: Path) -> None:
         sys.path.insert(0, str(directory))
 
 
+def import_quietly(modules: Sequence[str]) -> None:
+    """Import what cells will need; what fails or is said here, they will meet or say again."""
+    with _output_to(Path(os.devnull)), contextlib.suppress(Exception):
+        _import(modules)
+
+
 def run_job(job: Job) -> None:
     """Run one cell in this process and store its result; a cell that raises is a result, too.
 

@@ -1,10 +1,12 @@
 """What LossWarmup and SmoothnessProbe add to a training step in Lightning, beside other callbacks.
 
-Every arm is a Trainer of its own over the same network of a million parameters; rounds of a few steps go to
-the arms in turn, in another order each time, so that what else the machine does hits all alike. A step goes
-from the start of its batch to the start of the next, and is timed in seconds of the processor, which other
-processes take least part in. Medians over the rounds; ratios to the step without callbacks, paired by round,
-and of the fastest tenths of all steps, which a busy machine disturbs less.
+Every arm is a Trainer of its own over one network of a million parameters, which they share, gradients, batch
+and allocator included: of two copies of a network one is some hundredths slower, whatever trains it, by where
+it lies in memory. Rounds of a few steps go to the arms in turn, in another order each time, so that what else
+the machine does hits all alike; "no callback, again" shows how far this holds. A step goes from the start of
+its batch to the start of the next, and is timed in seconds of the processor, which other processes take least
+part in. Medians over the rounds; ratios to the step without callbacks, paired by round, and of the fastest
+tenths of all steps, which a busy machine disturbs less.
 """
 
 from __future__ import annotations
@@ -13,11 +15,15 @@ import argparse
 import os
 import random
 import statistics
+import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 os.environ["LEYDEN_CALLBACKS"] = "0"  # each arm says what it has
+if "MALLOC_ARENA_MAX" not in os.environ:  # each thread's own would differ by more than a callback costs
+    os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"MALLOC_ARENA_MAX": "1"})
 
 import lightning.pytorch as pl
 import torch
@@ -35,20 +41,18 @@ REFERENCE = "no callback"
 
 
 class Network(pl.LightningModule):
-    """784-1000-200-10, the network of the other benchmarks."""
+    """Trains a network that others train as well."""
 
-    def __init__(self, linear: bool = False) -> None:
+    def __init__(self, model: nn.Module, linear: bool = False) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        layers = [nn.Linear(784, 1000), nn.ReLU(), nn.Linear(1000, 200), nn.ReLU(), nn.Linear(200, 10)]
-        self.model = nn.Sequential(*layers)
+        self.model = model
         self.linear = linear
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return nn.functional.cross_entropy(self.model(batch[0]), batch[1])
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
         if not self.linear:
             return optimizer
         scheduler = {"scheduler": LinearLR(optimizer, 0.1, total_iters=100), "interval": "step"}
@@ -93,10 +97,10 @@ class Turns(Callback):
 class Arm:
     """A Trainer in a thread, of which one runs at a time."""
 
-    def __init__(self, callbacks: list[Callback], rounds: int, linear: bool = False) -> None:
+    def __init__(
+        self, network: Network, batch: list[Tensor], rounds: int, callbacks: Sequence[Callback] = ()
+    ) -> None:
         self.turns = Turns()
-        generator = torch.Generator().manual_seed(0)
-        batch = [torch.randn(64, 784, generator=generator), torch.randint(10, (64,), generator=generator)]
         trainer = pl.Trainer(
             max_steps=(rounds + WARM_UP) * STEPS,
             callbacks=[self.turns, *callbacks],
@@ -108,7 +112,7 @@ class Arm:
             enable_model_summary=False,
         )
         batches = DataLoader([batch] * ((rounds + WARM_UP) * STEPS + 1), batch_size=None)
-        self.thread = threading.Thread(target=trainer.fit, args=(Network(linear), batches), daemon=True)
+        self.thread = threading.Thread(target=trainer.fit, args=(network, batches), daemon=True)
         self.thread.start()
         self.wait()
 
@@ -125,19 +129,27 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="a few rounds, to see that it runs")
     parser.add_argument("--rounds", type=int, default=100, help="rounds of five steps that count")
+    parser.add_argument("--batch", type=int, default=64, help="samples in a batch")
     given = parser.parse_args()
     rounds = 5 if given.quick else given.rounds
-    arms = {
-        REFERENCE: Arm([], rounds),
-        "LossFeed alone (nobody asks)": Arm([LossFeed()], rounds),
-        "LossWarmup (with its LossFeed)": Arm([LossFeed(), LossWarmup()], rounds),
-        "LossWarmup(ema=0.9, monotone, release_at)": Arm(
-            [LossFeed(), LossWarmup(ema=0.9, monotone=True, release_at=0.99)], rounds
-        ),
-        "SmoothnessProbe(every=50)": Arm([LossFeed(), SmoothnessProbe(until_step=None)], rounds),
-        "torch LinearLR, stepped by Lightning": Arm([], rounds, linear=True),
-        "LearningRateMonitor of Lightning": Arm([LearningRateMonitor("step")], rounds),
+    torch.manual_seed(0)
+    layers = [nn.Linear(784, 1000), nn.ReLU(), nn.Linear(1000, 200), nn.ReLU(), nn.Linear(200, 10)]
+    model = nn.Sequential(*layers)
+    batch = [torch.randn(given.batch, 784), torch.randint(10, (given.batch,))]
+    trained = {
+        REFERENCE: [],
+        "no callback, again": [],
+        "LossFeed alone (nobody asks)": [LossFeed()],
+        "LossWarmup (with its LossFeed)": [LossFeed(), LossWarmup()],
+        "LossWarmup(ema=0.9, monotone, release_at)": [
+            LossFeed(),
+            LossWarmup(ema=0.9, monotone=True, release_at=0.99),
+        ],
+        "SmoothnessProbe(every=50)": [LossFeed(), SmoothnessProbe(until_step=None)],
+        "LearningRateMonitor of Lightning": [LearningRateMonitor("step")],
     }
+    arms = {label: Arm(Network(model), batch, rounds, callbacks) for label, callbacks in trained.items()}
+    arms["torch LinearLR, stepped by Lightning"] = Arm(Network(model, linear=True), batch, rounds)
     order = list(arms.values())
     for _ in range(rounds + WARM_UP - 1):
         random.shuffle(order)
@@ -152,10 +164,10 @@ def main() -> None:
         return steps[len(steps) // 10]
 
     reference = medians(arms[REFERENCE])
-    parameters = sum(parameter.numel() for parameter in Network().parameters())
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     print(
-        f"## warmup: a step of {parameters:,} parameters in Lightning, batch 64, {torch.get_num_threads()} "
-        f"thread(s), {len(reference)} rounds of {STEPS} steps\n"
+        f"## warmup: a step of {parameters:,} parameters in Lightning, batch {given.batch}, "
+        f"{torch.get_num_threads()} thread(s), {len(reference)} rounds of {STEPS} steps\n"
     )
     print(
         "| callbacks | step, µs of the processor | ratio | fastest tenth, µs | ratio |\n|---|---|---|---|---|"

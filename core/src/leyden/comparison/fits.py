@@ -27,6 +27,8 @@ FITS = "leyden.comparison.fits.Fits"
 _PROBE_BATCHES = 12
 _PROBE_EVALUATIONS = 4
 _PROBE_SECONDS = 10.0
+_NEVER = 2**31
+"""Steps between two that are logged in a fit that tunes: what validation and whole epochs give is kept."""
 _ANY_LOGGER = {"class_path": "leyden.comparison.deaf.DeafLogger"}
 
 
@@ -44,6 +46,7 @@ class Fits(Claim):
     minutes: ClassVar[Mapping[str, float]] = {}
     seeds: ClassVar[Mapping[str, int]] = {}
     metric = ""
+    imports = ("leyden.comparison.watch", "leyden.comparison.order", "leyden_callbacks")
 
     def cells(self, scale: Scale) -> Sequence[Cell]:
         """None; a comparison lists them as it goes."""
@@ -58,6 +61,8 @@ class Fits(Claim):
         settle()
         arm = ArmFile.load(str(cell.options["document"]))
         document = prepared(arm.configured(cell.setting), cell.seed)
+        if cell.options["stage"] == "tune":
+            document["trainer"]["log_every_n_steps"] = _NEVER
         files = [Path(file) for file in arm.files]
         if cell.options["stage"] == "probe":
             return _probe(document, files, cell.seed)
@@ -97,18 +102,19 @@ def _fit(document: Mapping[str, Any], files: Sequence[Path], cell: Cell) -> Meas
     from leyden.lightning import logged_metrics, quietly
 
     metric, test = str(cell.options["metric"]), str(cell.options.get("test") or "")
-    watch = Watch(metric)
+    judges = cell.options["stage"] == "judge"
+    watch = Watch(metric, memory=judges)
     with quietly():
         cli = _made(document, files, cell.seed, watch)
-        _draw(cli, cell.options["stage"] == "judge")
+        _draw(cli, judges and cell.seed == 0)
         cli.trainer.fit(cli.model, datamodule=cli.datamodule)
         measured: dict[str, Any] = {
             metric: _at_the_end(watch, cli, metric),
             "training_seconds": watch.training_seconds,
-            "peak_megabytes": watch.peak_megabytes,
         }
-        if cell.options["stage"] == "judge":
+        if judges:
             measured |= {"steps": watch.steps, "seconds": watch.seconds, "curve": watch.values}
+            measured |= {"peak_megabytes": watch.peak_megabytes}
             if test:
                 cli.trainer.test(cli.model, datamodule=cli.datamodule, verbose=False)
                 measured[test] = logged_metrics(cli.trainer).get(test, math.nan)
@@ -129,7 +135,7 @@ def _made(document: Mapping[str, Any], files: Sequence[Path], seed: int, *callba
 
 
 def _draw(cli: LeydenCLI, wanted: bool) -> None:
-    """Let callbacks draw or not; nobody looks at the pictures of each setting that was tried."""
+    """Let callbacks draw or not; nobody looks at the pictures of each setting and seed that was tried."""
     from leyden.logger import LeydenLogger
 
     for logger in cli.trainer.loggers:

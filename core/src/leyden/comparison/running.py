@@ -38,6 +38,7 @@ from leyden.manager import Manager
 from leyden.model import Run, RunResult
 from leyden.progress import CellProgress, say
 from leyden.provenance import provenance
+from leyden.reproduce import await_store
 from leyden.results import Results
 from leyden.statistics import Selection
 from leyden.tracking import RunWriter, Session, status_of
@@ -78,6 +79,8 @@ class Comparing(Asked):
         """
         began = time.monotonic()
         question, facts = self._probe(results)
+        if session:
+            await_store(session, self.console)
         self.said = [*(str(refusal) for refusal in self.refusals), *self.notes]
         for line in self.said:
             say(self.console, line, "dim")

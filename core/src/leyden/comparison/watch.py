@@ -32,14 +32,16 @@ class Watch(Callback):
         training_seconds: how long the training took, validation included; NaN until it ended.
         peak_megabytes: the most memory that the training held, in 2^20 bytes: on CUDA what torch had
             allocated, elsewhere parameters and buffers and what the process grew by. NaN where it cannot be
-            told, as where a process grew by less than 4 of them.
+            told, as where a process grew by less than 4 of them, or nobody wanted it.
 
     Args:
         metric: the validation metric.
+        memory: whether to measure the memory; beginning to takes some tenths of a second on a CPU.
     """
 
-    def __init__(self, metric: str) -> None:
+    def __init__(self, metric: str, *, memory: bool = True) -> None:
         self.metric = metric
+        self._measures_memory = memory
         self.steps: list[float] = []
         self.seconds: list[float] = []
         self.values: list[float] = []
@@ -50,7 +52,9 @@ class Watch(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
         device = pl_module.device
-        self._memory: _Memory = _CudaMemory(device) if device.type == "cuda" else _process_memory(pl_module)
+        if self._measures_memory:
+            on_cuda = device.type == "cuda"
+            self._memory: _Memory = _CudaMemory(device) if on_cuda else _process_memory(pl_module)
         self._began = _now(device)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -67,7 +71,8 @@ class Watch(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock."""
         self.training_seconds = _now(pl_module.device) - self._began
-        self.peak_megabytes = self._memory.peak() / MEGABYTE
+        if self._measures_memory:
+            self.peak_megabytes = self._memory.peak() / MEGABYTE
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Look whether the weights are those of the last validation; an average may be in their place."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from leyden.claims import Arm, Cell, Claim, Measured, Mode, Scalar, Scale, Statement, Table
 from leyden.model import Verdict
-from leyden.statistics import Selection, best, better, bound, not_worse, rate
+from leyden.statistics import Judge, Selection, best, better, bound, not_worse, rate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -127,33 +127,14 @@ class Digits(Claim):
         default = Arm("SPSSafe", {"M": 1.0})
         robust = [Arm("SPSSafe", {"M": M}) for M in (0.001, 0.1, 1.0)]
         worst, finest = _extremes(table, robust, self.metric)
-
-        def keeps_up(statement: str, arm: Arm | Selection, other: Arm | Selection, margin: float) -> Verdict:
-            return not_worse(
-                self.statement(statement), table, arm, other, self.metric, margin=margin, unit="accuracy"
-            )
-
+        judge = Judge(self, table, unit="accuracy")
         return [
-            keeps_up("robust-to-M", worst, finest, 0.02),
-            keeps_up("untuned", default, tuned["SGD"], 0.02),
-            better(
-                self.statement("defaults"),
-                table,
-                default,
-                Arm("Adam", {"lr": 0.001}),
-                self.metric,
-                unit="accuracy",
-            ),
-            keeps_up("tuned-plain", tuned["SPSSafe"], tuned["SGD"], 0.01),
-            keeps_up("tuned-momentum", tuned["IMASPSSafe"], tuned["Adam"], 0.01),
-            better(
-                self.statement("sgd-is-better"),
-                table,
-                tuned["SGD"],
-                tuned["SPSSafe"],
-                self.metric,
-                unit="accuracy",
-            ),
+            judge.not_worse("robust-to-M", worst, finest, 0.02),
+            judge.not_worse("untuned", default, tuned["SGD"], 0.02),
+            judge.better("defaults", default, Arm("Adam", {"lr": 0.001})),
+            judge.not_worse("tuned-plain", tuned["SPSSafe"], tuned["SGD"], 0.01),
+            judge.not_worse("tuned-momentum", tuned["IMASPSSafe"], tuned["Adam"], 0.01),
+            judge.better("sgd-is-better", tuned["SGD"], tuned["SPSSafe"]),
             better(
                 self.statement("gradients-stay"),
                 table,
@@ -173,7 +154,7 @@ class Digits(Claim):
                 mode="min",
                 by="ratio",
             ),
-            keeps_up("unsafe-is-enough", Arm("SPSMax", {"gamma_b": 100.0}), tuned["SPSSafe"], 0.02),
+            judge.not_worse("unsafe-is-enough", Arm("SPSMax", {"gamma_b": 100.0}), tuned["SPSSafe"], 0.02),
             bound(
                 self.statement("update-length"),
                 table,
@@ -274,26 +255,16 @@ class NoisyDigits(Claim):
         """Judge on test data, with the settings that validation data chose."""
         tuned = {method: best(table, method, "val_accuracy") for method in _METHODS}
         window, _ = _extremes(table, [Arm("SPSSafe", {"M": M}) for M in (1.0, 3.0, 10.0)], self.metric)
-
-        def ahead(statement: str, arm: Arm, other: Arm, margin: float) -> Verdict:
-            return better(
-                self.statement(statement), table, arm, other, self.metric, margin=margin, unit="accuracy"
-            )
-
-        def keeps_up(statement: str, arm: Arm | Selection, other: Arm | Selection, margin: float) -> Verdict:
-            return not_worse(
-                self.statement(statement), table, arm, other, self.metric, margin=margin, unit="accuracy"
-            )
-
+        judge = Judge(self, table, unit="accuracy")
         small, middle = Arm("SPSSafe", {"M": 0.3}), Arm("SPSSafe", {"M": 3.0})
         averaged = Arm("IMASPSSafe", {"M": 0.3})
         return [
-            ahead("needed", window, Arm("SPS", {"c": 1.0}), 0.3),
-            keeps_up("any-M", small, middle, 0.1),
-            keeps_up("tuned-sgd", tuned["SPSSafe"], tuned["SGD"], 0.02),
-            keeps_up("tuned-adam", tuned["SPSSafe"], tuned["Adam"], 0.02),
-            keeps_up("tuned-sps-max", tuned["SPSSafe"], tuned["SPSMax"], 0.02),
-            ahead("momentum-widens", averaged, small, 0.3),
+            judge.better("needed", window, Arm("SPS", {"c": 1.0}), 0.3),
+            judge.not_worse("any-M", small, middle, 0.1),
+            judge.not_worse("tuned-sgd", tuned["SPSSafe"], tuned["SGD"], 0.02),
+            judge.not_worse("tuned-adam", tuned["SPSSafe"], tuned["Adam"], 0.02),
+            judge.not_worse("tuned-sps-max", tuned["SPSSafe"], tuned["SPSMax"], 0.02),
+            judge.better("momentum-widens", averaged, small, 0.3),
         ]
 
 
@@ -510,40 +481,17 @@ class Convex(Claim):
         slow, fast = (Arm("SGD", {"lr": lr}) for lr in (0.01, 1.0))
         at_best = {method: best(table, method, self.metric, "min") for method in ("SPSSafe", "SGD")}
         separable = Arm("SPSSafe, separable", {"M": 1.0})
+        averaged = Arm("IMASPSSafe, lambda=t", {"M": 1.0})
         places = table.series(separable, "late_steps")
-
-        def nearer(statement: str, arm: Arm, other: Arm, metric: str, margin: float) -> Verdict:
-            return better(
-                self.statement(statement),
-                table,
-                arm,
-                other,
-                metric,
-                margin=margin,
-                mode="min",
-                by="ratio",
-            )
-
-        def keeps_up(statement: str, arm: Arm | Selection, other: Arm | Selection, margin: float) -> Verdict:
-            return not_worse(
-                self.statement(statement),
-                table,
-                arm,
-                other,
-                self.metric,
-                margin=margin,
-                mode="min",
-                by="ratio",
-            )
-
+        judge = Judge(self, table, by="ratio")
         return [
             bound(
                 self.statement("descent"), table, "descent_slack", tolerance=1e-10, unit="squared distance"
             ),
             bound(self.statement("theorems"), table, "theorem_slack", unit="loss"),
-            nearer("neighbourhood", beyond, one, "last_gap", 1 / 0.75),
-            nearer("average-likes-small-M", one, beyond, "average_gap", 1.0),
-            nearer("last-iterate", Arm("IMASPSSafe, lambda=t", {"M": 1.0}), one, "last_gap", 2.0),
+            judge.better("neighbourhood", beyond, one, 1 / 0.75, metric="last_gap"),
+            judge.better("average-likes-small-M", one, beyond, 1.0, metric="average_gap"),
+            judge.better("last-iterate", averaged, one, 2.0, metric="last_gap"),
             rate(
                 self.statement("rate"),
                 places[0] if places else [],
@@ -551,9 +499,9 @@ class Convex(Claim):
                 -0.6,
                 -0.4,
             ),
-            keeps_up("robust-to-M", largest, one, 2.0),
-            nearer("sgd-is-not", slow, fast, "average_gap", 50.0),
-            keeps_up("as-good-as-sgd", at_best["SPSSafe"], at_best["SGD"], 1.0),
+            judge.not_worse("robust-to-M", largest, one, 2.0),
+            judge.better("sgd-is-not", slow, fast, 50.0, metric="average_gap"),
+            judge.not_worse("as-good-as-sgd", at_best["SPSSafe"], at_best["SGD"], 1.0),
         ]
 
     def figure(self, table: Table) -> Mapping[str, Figure]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from leyden.claims import Arm, Cell, Claim, Measured, Mode, Scalar, Scale, Statement, Table
 from leyden.model import Verdict
-from leyden.statistics import Selection, best, better, bound, not_worse
+from leyden.statistics import Judge, best, better, bound
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -370,25 +370,15 @@ class DigitsRange(Claim):
         hot_linear = _better_of(
             table, [Arm("linear", {"lr": 0.8, "warmup": length}) for length in (20, 60)], self.metric
         )
-
-        def ahead(statement: str, arm: Arm | Selection, other: Arm | Selection, margin: float) -> Verdict:
-            return better(
-                self.statement(statement), table, arm, other, self.metric, margin=margin, unit="accuracy"
-            )
-
-        def keeps_up(statement: str, arm: Arm | Selection, other: Arm | Selection, margin: float) -> Verdict:
-            return not_worse(
-                self.statement(statement), table, arm, other, self.metric, margin=margin, unit="accuracy"
-            )
-
+        judge = Judge(self, table, unit="accuracy")
         return [
-            ahead("range", hot, Arm("none", {"lr": 0.8}), 0.2),
-            ahead("linear-range", hot, hot_linear, 0.2),
-            keeps_up("moderate", mild, Arm("none", {"lr": 0.2}), 0.02),
-            keeps_up("none", tuned["LossWarmup"], tuned["none"], 0.005),
-            ahead("better", tuned["LossWarmup"], tuned["none"], 0.0),
-            keeps_up("linear", tuned["LossWarmup"], tuned["linear"], 0.01),
-            keeps_up("schedule-free", tuned["LossWarmup"], tuned["schedule-free"], 0.01),
+            judge.better("range", hot, Arm("none", {"lr": 0.8}), 0.2),
+            judge.better("linear-range", hot, hot_linear, 0.2),
+            judge.not_worse("moderate", mild, Arm("none", {"lr": 0.2}), 0.02),
+            judge.not_worse("none", tuned["LossWarmup"], tuned["none"], 0.005),
+            judge.better("better", tuned["LossWarmup"], tuned["none"], 0.0),
+            judge.not_worse("linear", tuned["LossWarmup"], tuned["linear"], 0.01),
+            judge.not_worse("schedule-free", tuned["LossWarmup"], tuned["schedule-free"], 0.01),
         ]
 
 
@@ -486,38 +476,14 @@ class Language(Claim):
         tuned = {method: best(table, method, self.validation, self.mode) for method in _METHODS}
         hot = Arm("LossWarmup", {"lr": 0.03, "C": 0.3, "f_star": 0.0})
         far, near = (Arm("LossWarmup", {"lr": 0.01, "C": 1.0, "f_star": f_star}) for f_star in (0.0, 2.0))
-
-        def ahead(statement: str, arm: Arm | Selection, other: Arm | Selection, margin: float) -> Verdict:
-            return better(
-                self.statement(statement),
-                table,
-                arm,
-                other,
-                self.metric,
-                mode="min",
-                margin=margin,
-                unit=self.unit,
-            )
-
-        def keeps_up(statement: str, arm: Arm | Selection, other: Arm | Selection, margin: float) -> Verdict:
-            return not_worse(
-                self.statement(statement),
-                table,
-                arm,
-                other,
-                self.metric,
-                mode="min",
-                margin=margin,
-                unit=self.unit,
-            )
-
+        judge = Judge(self, table, unit=self.unit)
         return [
-            ahead("none", hot, Arm("none", {"lr": 0.03}), 0.05),
-            keeps_up("linear", hot, Arm("linear", {"lr": 0.03, "warmup": 40}), 0.03),
-            ahead("tuned-none", tuned["LossWarmup"], tuned["none"], 0.0),
-            keeps_up("tuned-linear", tuned["LossWarmup"], tuned["linear"], 0.02),
-            keeps_up("tuned-schedule-free", tuned["LossWarmup"], tuned["schedule-free"], 0.02),
-            ahead("f-star", near, far, 0.1),
+            judge.better("none", hot, Arm("none", {"lr": 0.03}), 0.05),
+            judge.not_worse("linear", hot, Arm("linear", {"lr": 0.03, "warmup": 40}), 0.03),
+            judge.better("tuned-none", tuned["LossWarmup"], tuned["none"], 0.0),
+            judge.not_worse("tuned-linear", tuned["LossWarmup"], tuned["linear"], 0.02),
+            judge.not_worse("tuned-schedule-free", tuned["LossWarmup"], tuned["schedule-free"], 0.02),
+            judge.better("f-star", near, far, 0.1),
         ]
 
 

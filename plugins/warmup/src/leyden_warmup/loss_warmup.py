@@ -102,6 +102,7 @@ class LossWarmup(Callback):
         self._warned: set[str] = set()
         self._step = _Step()
         self._rates: MultipliedRates | None = None
+        self._draws = False
 
     @property
     def multiplier(self) -> Value:
@@ -137,6 +138,7 @@ class LossWarmup(Callback):
             )
         self._state = self._state.to(home_of(optimizer))
         self._step = _Step()
+        self._draws = self.figure and keeps_figures(trainer)
         self._rates = MultipliedRates(optimizer, self._of_step, self._stepped)
 
     def on_train_batch_start(
@@ -165,7 +167,7 @@ class LossWarmup(Callback):
         if step.rates is None or step.loss is None:
             return
         place = trainer.fit_loop.epoch_loop._batches_that_stepped
-        if self.figure and keeps_figures(trainer):
+        if self._draws:
             self._history.add(place, (self._state.multiplier, *step.rates))
         if place % self.log_every == 0:
             self._warn_of_odd_losses()
@@ -178,7 +180,7 @@ class LossWarmup(Callback):
         self._warn_of_odd_losses()
         self._let_go()
         history, self._history = self._history, History()
-        if self.figure and len(history) > 1 and keeps_figures(trainer):
+        if self._draws and len(history) > 1:
             log_figure(trainer, "warmup", draw_rates(history))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
