@@ -20,7 +20,13 @@ import pytest
 from leyden import execute, worker
 from leyden.claims import Cell, CellResult
 from leyden.errors import LeydenError, UsageError
-from leyden.execute import check_executor, run_cells, stop_workers, termination_as_exit
+from leyden.execute import (
+    check_executor,
+    run_cells,
+    start_workers,
+    stop_workers,
+    termination_as_exit,
+)
 from leyden.results import Results
 
 PATIENCE = 20
@@ -455,3 +461,21 @@ def test_the_parameters_of_a_run_tell_the_cell_apart() -> None:
         "options.M": 2,
         "options.epochs": 5,
     }
+
+
+def test_workers_that_were_started_early_run_the_cells_whatever_they_imported(
+    directory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (directory / "loud.py").write_text("print('loud')\nraise RuntimeError('broken')\n")
+    start_workers("loky", 2, ["json", "no_such_module", "loud"])
+    pool = execute._LOKY._pool
+    for cells, jobs, same in ((toy(""), 2, True), (toy("", "", ""), 2, True), (toy("", "", ""), 3, False)):
+        assert {result.status for result in run(cells, jobs=jobs).values()} == {"done"}
+        assert (execute._LOKY._pool is pool) is same  # and not one that begins to import now
+        shutil.rmtree("results")
+    assert "loud" not in "".join(capfd.readouterr())
+
+
+def test_workers_are_not_started_early_for_ray() -> None:
+    start_workers("ray", 2, [])
+    assert execute._LOKY._pool is None
