@@ -1,0 +1,518 @@
+"""The solver for whoever wants the answer: `complete` for an array, `HankelCompletion` for batches."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Complex, Float, Int, Num
+from torch import Tensor, nn
+
+from leyden_hankel.directions import Preconditioner
+from leyden_hankel.frequencies import Lines, esprit
+from leyden_hankel.objective import Problem
+from leyden_hankel.operator import COMPLEX_TYPES, HankelOperator, padded_shape
+from leyden_hankel.solver import Settings, State, Step, iterate, start
+
+History = Mapping[str, Float[Tensor, "iterations *batch"]]
+
+_UNROLLED = 50
+"""Iterations at most that gradients are taken through."""
+
+_UNDECIDED = 30.0
+"""Singular values below so many times the last relative change count as zero: the rank was given too high."""
+
+_SETTLED = 1e-5
+"""A relative change from which on that tells anything."""
+
+_SINGULAR = 1e-12
+"""The same as `_UNDECIDED`, whatever the last change was."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A completed signal, or a batch of them.
+
+    Attributes:
+        x: the signal, of the shape that was observed; real where that was real.
+        Z: the factor of its Hankel matrix, shape ``(*batch, rows, rank)``; even sizes count as one more.
+        iters: iterations done, int64, shape ``(*batch,)``.
+        converged: whether the tolerance was met, shape ``(*batch,)``.
+        history: ``"objective"``, ``"rel_change"``, ``"step_size"`` and, where the true signal was given,
+            ``"rel_error"``, each of shape ``(iterations, *batch)``.
+        shape: the sizes of one signal.
+    """
+
+    x: Num[Tensor, "*batch *shape"]
+    Z: Complex[Tensor, "*batch rows rank"]
+    iters: Int[Tensor, "*batch"]
+    converged: Bool[Tensor, "*batch"]
+    history: History
+    shape: tuple[int, ...] = field(default=())
+
+    @property
+    def rank(self) -> int:
+        """The number of lines, r."""
+        return self.Z.shape[-1]
+
+    @cached_property
+    def singular_values(self) -> Float[Tensor, "*batch rank"]:
+        """The singular values of the completed Hankel matrix, descending."""
+        squares, turns = torch.linalg.eigh(self.Z.mH @ self.Z)
+        triangle = squares.clamp(min=0).sqrt().unsqueeze(-1) * turns.mH  # Z is orthonormal columns times it
+        values: Tensor = torch.linalg.svdvals(triangle @ triangle.mT)
+        return values
+
+    @cached_property
+    def gram_condition(self) -> Float[Tensor, "*batch"]:
+        """The condition number of Z^H Z; very large where the rank was given too high."""
+        values = torch.linalg.eigvalsh(self.Z.mH @ self.Z)
+        smallest = values[..., 0].clamp(min=torch.finfo(values.dtype).tiny)
+        condition: Tensor = values[..., -1] / smallest
+        return condition
+
+    @cached_property
+    def lines(self) -> Lines:
+        """Frequencies, damping and amplitudes, by `esprit`.
+
+        Raises:
+            ValueError: for a batch; call `esprit` on each signal's factor then.
+        """
+        if self.Z.dim() != 2:
+            raise ValueError(
+                f"lines: expected one signal, got a batch of shape {tuple(self.Z.shape[:-2])}; call esprit "
+                "on each signal's Z"
+            )
+        return esprit(self.Z, self.shape)
+
+    @property
+    def frequencies(self) -> Float[Tensor, " rank *dimensions"]:
+        """The lines' frequencies in cycles a sample, the strongest line first."""
+        return self.lines.frequencies
+
+    @property
+    def damping(self) -> Float[Tensor, " rank *dimensions"]:
+        """The lines' damping a sample."""
+        return self.lines.damping
+
+    @property
+    def amplitudes(self) -> Complex[Tensor, " rank"]:
+        """The lines' complex amplitudes."""
+        return self.lines.amplitudes
+
+
+def complete(
+    observed: Any,
+    mask: Any = None,
+    rank: int | None = None,
+    *,
+    preconditioner: Preconditioner = "tangent",
+    step: Step | float = "auto",
+    max_iter: int = 300,
+    tol: float = 1e-7,
+    outlier_fraction: float = 0.0,
+    damping: float = 0.0,
+    signal_dims: int | None = None,
+    consistent: bool = False,
+    truth: Any = None,
+) -> Completion:
+    """Complete a signal of few, possibly damped, complex exponentials from some samples (reconstructed).
+
+    Args:
+        observed: the samples, a tensor or an array, complex or real, in one or more dimensions. Values at
+            places that were not observed are ignored.
+        mask: which samples were observed, of the same shape; None: those that are not NaN.
+        rank: the number of exponentials (a real sinusoid counts as two); None: `estimate_rank`.
+        preconditioner: ``"tangent"``, ``"block_jacobi"`` or ``"none"``, see `direction`.
+        step: ``"auto"``, ``"exact"``, ``"fixed"`` or a number, see `Settings`.
+        max_iter: iterations at most.
+        tol: relative change of the signal that ends the iteration.
+        outlier_fraction: the share of the observed samples that may be grossly wrong, below 0.5; needs
+            ``step="fixed"``.
+        damping: helps a little where the rank is given too high, see `Settings`.
+        signal_dims: how many trailing dimensions a signal has, the others being batches; None: all.
+        consistent: whether the observed samples are put back into the result, for data without noise.
+        truth: the true signal; the history then tells the relative error.
+
+    Returns:
+        The signal, the factor, what happened on the way; ``frequencies``, ``damping`` and ``amplitudes`` of a
+        single signal.
+
+    Raises:
+        ValueError: if an argument is wrong; the text names it.
+
+    >>> t = torch.arange(63)
+    >>> signal = torch.exp(2j * torch.pi * 0.1234 * t) + 0.5 * torch.exp((2j * torch.pi * 0.4 - 0.01) * t)
+    >>> seen = torch.rand(63, generator=torch.Generator().manual_seed(0)) < 0.4
+    >>> found = complete(signal, seen, 2)
+    >>> [round(value, 4) for value in found.frequencies.tolist()]
+    [0.1234, 0.4]
+    """
+    y = torch.as_tensor(observed)
+    dims = y.dim() if signal_dims is None else signal_dims
+    if not 1 <= dims <= y.dim():
+        raise ValueError(f"signal_dims: expected 1 to {y.dim()}, got {signal_dims!r}")
+    shape = tuple(y.shape[y.dim() - dims :])
+    if rank is None:
+        from leyden_hankel.rank import estimate_rank
+
+        rank = estimate_rank(y, mask, signal_dims=dims, outlier_fraction=outlier_fraction)
+    solver = HankelCompletion(
+        shape,
+        rank,
+        preconditioner=preconditioner,
+        step=step,
+        max_iter=max_iter,
+        tol=tol,
+        outlier_fraction=outlier_fraction,
+        damping=damping,
+        consistent=consistent,
+    )
+    completion: Completion = solver(y, mask, truth=truth)
+    return completion
+
+
+class HankelCompletion(nn.Module):
+    """The solver for batches of signals of one shape (reconstructed); it has no parameters.
+
+    NaN at places that were not observed is ignored, and means "not observed" where no mask is given.
+
+    Args:
+        shape: the sizes of a signal.
+        rank: the number of exponentials.
+        preconditioner: ``"tangent"``, ``"block_jacobi"`` or ``"none"``, see `direction`.
+        step: ``"auto"``, ``"exact"``, ``"fixed"`` or a number, see `Settings`.
+        max_iter: iterations at most.
+        tol: relative change of the signal that ends the iteration.
+        outlier_fraction: the share of the observed samples that may be grossly wrong, below 0.5.
+        damping: see `Settings`.
+        consistent: whether the observed samples are put back into the result.
+
+    Raises:
+        ValueError: if an argument is out of its range; the text names it.
+    """
+
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        rank: int,
+        preconditioner: Preconditioner = "tangent",
+        step: Step | float = "auto",
+        max_iter: int = 300,
+        tol: float = 1e-7,
+        outlier_fraction: float = 0.0,
+        damping: float = 0.0,
+        *,
+        consistent: bool = False,
+    ) -> None:
+        super().__init__()
+        self.shape = checked_shape(shape)
+        self.settings = Settings(
+            rank=rank,
+            preconditioner=preconditioner,
+            step=step,
+            max_iter=max_iter,
+            tol=tol,
+            outlier_fraction=outlier_fraction,
+            damping=damping,
+        )
+        rows = HankelOperator(padded_shape(self.shape)).rows
+        if rank > rows:
+            raise ValueError(f"rank: expected at most {rows}, the rows of the Hankel matrix, got {rank}")
+        self.consistent = consistent
+
+    def forward(
+        self,
+        y: Num[Tensor, "*batch *shape"],
+        mask: Bool[Tensor, "*batch *shape"] | None = None,
+        *,
+        truth: Num[Tensor, "*batch *shape"] | None = None,
+        differentiable: bool = False,
+    ) -> Completion:
+        """Complete the signals.
+
+        Args:
+            y: the samples; NaN and whatever stands at unobserved places is ignored.
+            mask: which were observed; None: those that are not NaN.
+            truth: the true signals; the history then tells the relative error.
+            differentiable: whether gradients are taken through the iterations, with respect to y; the start
+                counts as constant. Needs a fixed step and at most 50 iterations.
+
+        Returns:
+            The completed signals.
+
+        Raises:
+            ValueError: if an argument is wrong; the text names it.
+        """
+        if differentiable and (self.settings.searches or self.settings.max_iter > _UNROLLED):
+            raise ValueError(
+                f"differentiable: expected step='fixed' and at most {_UNROLLED} iterations, got "
+                f"step={self.settings.step!r} and max_iter={self.settings.max_iter}"
+            )
+        with torch.set_grad_enabled(differentiable), torch.autocast(y.device.type, enabled=False):
+            return self._solve(prepare(y, mask, self.shape, self.settings), truth)
+
+    def _solve(self, task: Task, truth: Any) -> Completion:
+        record = Record(task, truth)
+        state = start(task.problem, self.settings)
+        while state.running:
+            state = iterate(task.problem, self.settings, state)
+            record.add(state)
+        return finish(task, state, record, consistent=self.consistent)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Signals made ready for the solver: one batch dimension, odd sizes, values of about 1.
+
+    Attributes:
+        problem: the signals, each divided by a power of 4 near its largest sample.
+        scale: those powers, ``(batch,)``.
+        batch: the sizes of the batch as it was given.
+        shape: the sizes of a signal as it was given.
+        real: whether the samples were real.
+    """
+
+    problem: Problem
+    scale: Float[Tensor, " batch"]
+    batch: tuple[int, ...]
+    shape: tuple[int, ...]
+    real: bool
+
+    def crop(self, x: Tensor) -> Tensor:
+        """A signal without what was padded."""
+        places: Any = (..., *(slice(size) for size in self.shape))
+        return x[places]
+
+    def flat(self, x: Tensor) -> Tensor:
+        """A signal as it was given, as ``(batch, *shape)``, divided by its scale."""
+        x = x.to(device=self.scale.device, dtype=self.problem.operator.dtype).reshape(-1, *self.shape)
+        return x / self.scale.reshape(-1, *(1 for _ in self.shape))
+
+
+class Record:
+    """The numbers of every iteration.
+
+    Args:
+        task: the signals.
+        truth: the true signals as they were given, or None.
+    """
+
+    def __init__(self, task: Task, truth: Any = None) -> None:
+        self._task = task
+        self._truth: Tensor | None = None
+        if truth is not None:
+            truth = torch.as_tensor(truth)
+            expected = (*task.batch, *task.shape)
+            if tuple(truth.shape) != expected:
+                raise ValueError(f"truth: expected shape {expected}, got {tuple(truth.shape)}")
+            self._truth = task.flat(truth)
+        self.series: dict[str, list[Tensor]] = {"objective": [], "rel_change": [], "step_size": []}
+        if self._truth is not None:
+            self.series["rel_error"] = []
+
+    def add(self, state: State) -> dict[str, Tensor]:
+        """Keep the numbers of an iteration and return them, a value for each signal."""
+        numbers = {
+            "objective": state.value.detach() * self._task.scale.square(),
+            "rel_change": state.change.detach(),
+            "step_size": state.step_size.detach(),
+        }
+        if self._truth is not None:
+            difference = self._task.crop(state.x.detach()) - self._truth
+            norms = (torch.linalg.vector_norm(t.flatten(1), dim=1) for t in (difference, self._truth))
+            numbers["rel_error"] = next(norms) / next(norms)
+        for name, value in numbers.items():
+            self.series[name].append(value)
+        return numbers
+
+    def history(self) -> dict[str, Tensor]:
+        """The series, iterations first."""
+        return {
+            name: torch.stack(values).reshape(-1, *self._task.batch) for name, values in self.series.items()
+        }
+
+
+def prepare(y: Any, mask: Any, shape: Sequence[int], settings: Settings) -> Task:
+    """Check signals and make them ready.
+
+    Args:
+        y: the samples.
+        mask: which were observed; None: those that are not NaN.
+        shape: the sizes of a signal.
+        settings: the settings.
+
+    Returns:
+        The task.
+
+    Raises:
+        ValueError: if an argument is wrong; the text names it.
+    """
+    y = torch.as_tensor(y)
+    real = not y.is_complex()
+    y = _as_complex(y)
+    sizes = tuple(shape)
+    if tuple(y.shape[y.dim() - len(sizes) :]) != sizes or y.dim() < len(sizes):
+        raise ValueError(
+            f"observed: expected shape (..., {', '.join(map(str, sizes))}), got {tuple(y.shape)}"
+        )
+    mask = _as_mask(mask, y)
+    batch = tuple(y.shape[: y.dim() - len(sizes)])
+    y, mask = y.reshape(-1, *sizes), mask.reshape(-1, *sizes)
+    y = torch.where(mask, y, torch.zeros((), dtype=y.dtype, device=y.device))
+    _check_samples(y, mask, settings)
+    padding = [pad for size in reversed(sizes) for pad in (0, 1 - size % 2)]
+    places = tuple(range(1, y.dim()))
+    largest = y.detach().abs().amax(dim=places)
+    scale = torch.exp2(2 * (largest.log2() / 2).round())
+    rate = mask.to(scale.dtype).mean(dim=places)
+    scaled = y / scale.reshape(-1, *(1 for _ in sizes))
+    operator = HankelOperator(padded_shape(sizes), y.dtype, device=y.device)
+    problem = Problem(
+        operator,
+        nn.functional.pad(scaled, padding),
+        nn.functional.pad(mask, padding),
+        rate,
+    )
+    return Task(problem, scale, batch, sizes, real)
+
+
+def finish(task: Task, state: State, record: Record, *, consistent: bool = False) -> Completion:
+    """The result of the iterations.
+
+    Args:
+        task: the signals.
+        state: the last state.
+        record: the numbers of the iterations.
+        consistent: whether the observed samples are put back.
+
+    Returns:
+        The completed signals, in the shapes and scales that were given.
+    """
+    factor, x = state.result
+    if consistent:
+        x = torch.where(task.problem.mask, task.problem.y, x)
+    scale = task.scale.reshape(-1, *(1 for _ in task.shape))
+    x = (task.crop(x) * scale).reshape(*task.batch, *task.shape)
+    if task.real and _is_real(x):
+        x = x.real
+    columns = factor.mT * task.scale.sqrt()[:, None, None]
+    completion = Completion(
+        x=x,
+        Z=columns.reshape(*task.batch, *columns.shape[1:]).mT,
+        iters=state.iterations.reshape(task.batch),
+        history=record.history(),
+        converged=state.converged.reshape(task.batch),
+        shape=task.shape,
+    )
+    _warn_of_rank(completion)
+    return completion
+
+
+def checked_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
+    """The sizes of a signal.
+
+    Raises:
+        ValueError: if there is none, or one is below 3.
+    """
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    if not sizes or any(isinstance(n, bool) or not isinstance(n, int) or n < 3 for n in sizes):
+        raise ValueError(f"shape: expected sizes of at least 3, got {shape!r}")
+    return sizes
+
+
+def _as_complex(y: Tensor) -> Tensor:
+    if y.dtype in COMPLEX_TYPES:
+        return y
+    if y.dtype in (torch.float32, torch.float64):
+        return y.to(y.dtype.to_complex())
+    raise ValueError(
+        "observed: expected complex64, complex128, float32 or float64 (there is no transform in half "
+        f"precision), got {y.dtype}"
+    )
+
+
+def _as_mask(mask: Any, y: Tensor) -> Tensor:
+    if mask is None:
+        return ~torch.isnan(y)
+    mask = torch.as_tensor(mask, device=y.device)
+    if mask.shape != y.shape:
+        if mask.dim() > y.dim() or mask.shape != y.shape[y.dim() - mask.dim() :]:
+            raise ValueError(f"mask: expected shape {tuple(y.shape)}, got {tuple(mask.shape)}")
+        mask = mask.expand(y.shape)
+    if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
+        raise ValueError(f"mask: expected bool, or 0 and 1, got {mask.dtype} with other values")
+    seen: Tensor = mask.bool()
+    return seen
+
+
+def _check_samples(y: Tensor, mask: Tensor, settings: Settings) -> None:
+    """Refuse what has no answer, and warn of what has a doubtful one."""
+    places = tuple(range(1, y.dim()))
+    counts = mask.sum(dim=places)
+    for fault, text in (
+        (counts == 0, "mask: expected observed samples, got none"),
+        (~y.isfinite().flatten(1).all(dim=1), "observed: expected finite samples, got NaN or infinity"),
+        ((y == 0).flatten(1).all(dim=1), "observed: expected a sample that is not 0, got zeros alone"),
+    ):
+        if bool(fault.any()):
+            where = "" if len(y) == 1 else f" in signal {int(fault.int().argmax())} of the batch"
+            raise ValueError(text + where)
+    least = int(counts.min())
+    if 2 * settings.rank > least:
+        raise ValueError(f"rank: expected at most half of the {least} observed samples, got {settings.rank}")
+    unknowns = settings.rank * y.dim()
+    if least < unknowns:
+        warnings.warn(
+            f"{least} observed samples for {unknowns} unknowns (rank {settings.rank} in {y.dim() - 1} "
+            "dimensions): the answer may not be the only one",
+            stacklevel=_OUTSIDE,
+        )
+    spacing = _regular_spacing(mask)
+    if spacing:
+        warnings.warn(
+            f"all observed samples are multiples of {spacing[1]} apart along axis {spacing[0]}: frequencies "
+            f"are known up to multiples of 1/{spacing[1]} alone, and the completed signal is probably wrong",
+            stacklevel=_OUTSIDE,
+        )
+
+
+_OUTSIDE = 6
+"""Frames between a warning and whoever called the solver."""
+
+
+def _regular_spacing(mask: Tensor) -> tuple[int, int] | None:
+    """The axis and the common divisor of all gaps between observed samples along it, if that is above 1."""
+    for axis in range(1, mask.dim()):
+        others = tuple(place for place in range(1, mask.dim()) if place != axis)
+        covered = (mask.any(dim=others) if others else mask).cpu().numpy()
+        for row in covered:
+            divisor = int(np.gcd.reduce(np.diff(np.flatnonzero(row))))
+            if divisor > 1:
+                return axis - 1, divisor
+    return None
+
+
+def _is_real(x: Tensor) -> bool:
+    tolerance = max(1e-8, 100 * torch.finfo(x.real.dtype).eps)
+    return bool(torch.linalg.vector_norm(x.imag) <= tolerance * torch.linalg.vector_norm(x))
+
+
+def _warn_of_rank(completion: Completion) -> None:
+    """Warn where singular values are no larger than what the iteration left undecided."""
+    with torch.no_grad():
+        values = completion.singular_values.reshape(-1, completion.rank)
+        last = completion.history["rel_change"][-1].reshape(-1, 1)
+        level = torch.where(last <= _SETTLED, _UNDECIDED * last, torch.zeros_like(last)).clamp(min=_SINGULAR)
+        found = (values > level * values[:, :1]).sum(dim=1)
+    if bool((found < completion.rank).any()):
+        warnings.warn(
+            f"rank: {completion.rank} is more than the signal has: the numerical rank is {int(found.min())}, "
+            "and convergence is slow",
+            stacklevel=_OUTSIDE,
+        )

@@ -1,0 +1,184 @@
+"""Products with Hankel matrices by the FFT, as all methods of the field have them; no matrix is formed.
+
+A signal of odd sizes ``(n_1, ..., n_d)`` stands for the complex symmetric matrix whose entry at rows ``i``
+and columns ``j`` (multi-indices, flattened in C order) is the signal at ``i + j``. The matrix has
+``prod((n_a + 1) / 2)`` rows. Every product costs one FFT a column, and memory of the order of the factor.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Complex, Float
+from scipy.fft import next_fast_len
+from torch import Tensor
+
+COMPLEX_TYPES = (torch.complex64, torch.complex128)
+
+
+class HankelOperator:
+    """The Hankel structure of signals of one shape, in any number of dimensions.
+
+    A factor ``Z`` has the shape ``(..., rows, rank)``, a signal ``(..., *shape)``; leading dimensions are
+    batches. Factors that this class returns are transposed views of contiguous ``(..., rank, rows)`` memory,
+    the layout in which the transforms run fastest; it takes any layout.
+
+    Args:
+        shape: the sizes of the signal, each odd (`padded_shape` makes them so).
+        dtype: ``torch.complex64`` or ``torch.complex128``.
+        device: where ``weights`` lie.
+
+    Attributes:
+        shape: the sizes of the signal.
+        dtype: the complex type.
+        block: the sizes ``(n_a + 1) / 2`` that a row index has.
+        rows: the number of rows of the matrix, their product.
+        lengths: the sizes of the transforms.
+
+    Raises:
+        ValueError: if a size is even or below 1, or the type is not one of the two; the text names it.
+
+    >>> operator = HankelOperator((5,))
+    >>> operator.dense(torch.arange(5)).real
+    tensor([[0., 1., 2.],
+            [1., 2., 3.],
+            [2., 3., 4.]], dtype=torch.float64)
+    >>> operator.weights
+    tensor([1., 2., 3., 2., 1.], dtype=torch.float64)
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype = torch.complex128,
+        *,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.shape = tuple(int(size) for size in shape)
+        if not self.shape or any(size < 1 or size % 2 == 0 for size in self.shape):
+            raise ValueError(f"shape: expected odd sizes of at least 1, got {tuple(shape)}")
+        if dtype not in COMPLEX_TYPES:
+            raise ValueError(f"dtype: expected torch.complex64 or torch.complex128, got {dtype}")
+        self.dtype = dtype
+        self.block = tuple((size + 1) // 2 for size in self.shape)
+        self.rows = math.prod(self.block)
+        self.lengths = tuple(int(next_fast_len(size)) for size in self.shape)
+        self.weights: Tensor = _antidiagonal_lengths(self.shape).to(device=device, dtype=dtype.to_real())
+        self._places = tuple(range(-len(self.shape), 0))
+
+    def fft(self, factor: Complex[Tensor, "*batch rows rank"]) -> Complex[Tensor, "*batch rank *lengths"]:
+        """The transform of a factor's columns, which the products take.
+
+        Args:
+            factor: Z.
+
+        Returns:
+            The zero-padded transform over the signal's dimensions, rank first.
+        """
+        columns = factor.mT.reshape(*factor.shape[:-2], factor.shape[-1], *self.block)
+        spectrum: Tensor = torch.fft.fftn(columns, s=self.lengths, dim=self._places)
+        return spectrum
+
+    def lift_adjoint(
+        self,
+        spectrum: Complex[Tensor, "*batch rank *lengths"],
+        other: Complex[Tensor, "*batch rank *lengths"] | None = None,
+    ) -> Complex[Tensor, "*batch *shape"]:
+        """The averages of Z Z^T along its antidiagonals, or of Z D^T + D Z^T.
+
+        Args:
+            spectrum: the transform of Z.
+            other: the transform of D; None for Z Z^T.
+
+        Returns:
+            The signal.
+        """
+        product = spectrum * (spectrum if other is None else other)
+        sums = self._inverse(product.sum(dim=-len(self.shape) - 1))
+        return sums / self.weights if other is None else sums * (2 / self.weights)
+
+    def matmul_conj(
+        self, signal: Complex[Tensor, "*batch *shape"], spectrum: Complex[Tensor, "*batch rank *lengths"]
+    ) -> Complex[Tensor, "*batch rows rank"]:
+        """The Hankel matrix of a signal times conj(Z).
+
+        Args:
+            signal: the signal.
+            spectrum: the transform of Z.
+
+        Returns:
+            The product, of the factor's shape.
+        """
+        # ifft(a conj(b)) is conj(fft(conj(a) b)) / N: so no conjugate of the whole spectrum is written out.
+        transform = torch.fft.fftn(signal, s=self.lengths, dim=self._places, norm="forward")
+        mixed = transform.conj().resolve_conj().unsqueeze(-len(self.shape) - 1) * spectrum
+        columns: Tensor = torch.fft.fftn(mixed, dim=self._places)[self._crop(self.block)]
+        return columns.conj().resolve_conj().flatten(-len(self.shape)).mT
+
+    def dense(self, signal: Complex[Tensor, "*batch *shape"]) -> Complex[Tensor, "*batch rows rows"]:
+        """The matrix itself; for small signals and tests.
+
+        Args:
+            signal: the signal.
+
+        Returns:
+            The Hankel matrix (block Hankel in several dimensions).
+        """
+        index = torch.cartesian_prod(*(torch.arange(size) for size in self.block)).reshape(self.rows, -1)
+        pairs = index.unsqueeze(0) + index.unsqueeze(1)
+        places: Any = (..., *pairs.unbind(-1))
+        return signal.to(self.dtype)[places]
+
+    def weighted(
+        self, first: Complex[Tensor, "*batch *shape"], second: Complex[Tensor, "*batch *shape"]
+    ) -> Float[Tensor, " *batch"]:
+        """The real inner product of two signals' Hankel matrices, Re sum w conj(a) b.
+
+        Args:
+            first: a.
+            second: b.
+
+        Returns:
+            A number for each signal of the batch.
+        """
+        a, b = torch.view_as_real(first), torch.view_as_real(second)
+        places = tuple(range(-len(self.shape) - 1, 0))
+        weighted: Tensor = (a * b * self.weights.unsqueeze(-1)).sum(dim=places)
+        return weighted
+
+    def _inverse(self, transform: Tensor) -> Tensor:
+        signal: Tensor = torch.fft.ifftn(transform, dim=self._places)[self._crop(self.shape)]
+        return signal
+
+    @staticmethod
+    @functools.cache
+    def _crop(sizes: tuple[int, ...]) -> Any:
+        return (..., *(slice(size) for size in sizes))
+
+
+def padded_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape with every even size made odd by one sample that nobody observed.
+
+    Args:
+        shape: the sizes of a signal.
+
+    Returns:
+        Odd sizes.
+
+    >>> padded_shape((64, 9))
+    (65, 9)
+    """
+    return tuple(size + 1 - size % 2 for size in shape)
+
+
+def _antidiagonal_lengths(shape: tuple[int, ...]) -> Tensor:
+    """On how many entries of the Hankel matrix each sample stands."""
+    weights = torch.ones((), dtype=torch.float64)
+    for size in shape:
+        places = torch.arange(size, dtype=torch.float64)
+        weights = weights.unsqueeze(-1) * torch.minimum(places + 1, size - places)
+    return weights

@@ -1,0 +1,276 @@
+"""Bad input and corner cases: each is refused, told or handled as documented."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from leyden_hankel import (
+    Completion,
+    HankelCompletion,
+    SpectralSignal,
+    complete,
+    esprit,
+    estimate_rank,
+    match_frequencies,
+    relative_error,
+    spectral_signal,
+)
+
+NAN = complex(math.nan, 0)
+
+
+def drawn(*args: Any, seed: int = 0, **kwargs: Any) -> SpectralSignal:
+    return spectral_signal(*args, generator=torch.Generator().manual_seed(seed), **kwargs)
+
+
+SIGNAL = drawn(63, 3, samples=40)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"rank": 33}, "^rank: expected at most 32"),
+        ({"rank": 21}, "^rank: expected at most half of the 40 observed samples"),
+        ({"rank": 0}, "^rank"),
+        ({"mask": torch.zeros(63, dtype=torch.bool)}, "^mask: expected observed samples, got none"),
+        ({"mask": torch.ones(62, dtype=torch.bool)}, r"^mask: expected shape \(63,\), got \(62,\)"),
+        ({"mask": torch.full((63,), 0.5)}, "^mask: expected bool"),
+        ({"observed": torch.zeros(63)}, "^observed: expected a sample that is not 0"),
+        ({"observed": torch.full((63,), math.inf)}, "^observed: expected finite samples"),
+        ({"observed": torch.ones(63, dtype=torch.float16)}, "^observed: expected complex64, complex128"),
+        ({"observed": torch.ones(2), "mask": None}, "^shape: expected sizes of at least 3"),
+        (
+            {"outlier_fraction": 0.5, "step": "fixed"},
+            "^outlier_fraction: expected a number from 0 to below 0.5",
+        ),
+        ({"outlier_fraction": 0.1}, "^step: expected 'fixed' or a number with outlier_fraction=0.1"),
+        ({"step": "newton"}, "^step: expected auto, exact, fixed or a number"),
+        ({"step": 0.0}, "^step"),
+        ({"preconditioner": "diagonal"}, "^preconditioner: expected one of"),
+        ({"tol": -1.0}, "^tol"),
+        ({"damping": math.nan}, "^damping"),
+        ({"max_iter": 0}, "^max_iter"),
+        ({"signal_dims": 2}, "^signal_dims: expected 1 to 1, got 2"),
+        ({"truth": torch.ones(5)}, r"^truth: expected shape \(63,\), got \(5,\)"),
+    ],
+)
+def test_bad_input_is_named(arguments: dict[str, Any], text: str) -> None:
+    given = {"observed": SIGNAL.y, "mask": SIGNAL.mask, "rank": 3, **arguments}
+    with pytest.raises(ValueError, match=text):
+        complete(**given)
+
+
+def test_nan_at_an_observed_sample_is_named_and_elsewhere_changes_no_bit() -> None:
+    plain = complete(SIGNAL.y, SIGNAL.mask, 3)
+    spoilt = torch.where(
+        SIGNAL.mask, SIGNAL.y, torch.tensor(complex(math.nan, math.inf), dtype=SIGNAL.y.dtype)
+    )
+    other = complete(spoilt, SIGNAL.mask, 3)
+    assert torch.equal(torch.view_as_real(plain.x), torch.view_as_real(other.x))
+    assert torch.equal(torch.view_as_real(plain.Z), torch.view_as_real(other.Z))
+    with pytest.raises(ValueError, match=r"^observed: expected finite samples"):
+        complete(spoilt, torch.ones(63, dtype=torch.bool), 3)
+
+
+def test_nan_means_missing_where_there_is_no_mask() -> None:
+    gaps = torch.where(SIGNAL.mask, SIGNAL.y, torch.tensor(NAN, dtype=SIGNAL.y.dtype))
+    plain, other = complete(SIGNAL.y, SIGNAL.mask, 3), complete(gaps.numpy(), rank=3)
+    assert torch.equal(torch.view_as_real(plain.x), torch.view_as_real(other.x))
+
+
+def test_the_fault_of_a_batch_names_its_signal() -> None:
+    y = torch.stack([SIGNAL.y, torch.zeros_like(SIGNAL.y)])
+    with pytest.raises(ValueError, match="got zeros alone in signal 1 of the batch"):
+        HankelCompletion(63, 3)(y, SIGNAL.mask.expand(2, 63))
+
+
+def test_a_rank_given_too_high_still_recovers_and_is_told() -> None:
+    signal = drawn(1023, 10, samples=300, separation=True)
+    with pytest.warns(UserWarning, match="numerical rank is 10"):
+        found = complete(signal.y, signal.mask, 12, truth=signal.truth)
+    assert bool(found.converged)
+    assert found.history["rel_error"][-1] <= 1e-6
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        complete(signal.y, signal.mask, 10)  # the right rank, and no warning
+
+
+@pytest.mark.parametrize("damping", [0.0, 0.1])
+def test_iterating_on_with_too_high_a_rank_does_not_blow_up(damping: float) -> None:
+    signal = drawn(1023, 10, samples=300, separation=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = complete(
+            signal.y, signal.mask, 12, truth=signal.truth, damping=damping, max_iter=150, tol=0.0
+        )
+    assert found.history["rel_error"][20:].max() <= 1e-4
+
+
+def test_a_gram_matrix_that_is_exactly_singular_raises_nothing() -> None:
+    t = torch.arange(31, dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = complete(torch.exp(0.7j * t), rank=3, max_iter=30)
+    assert relative_error(found.x, torch.exp(0.7j * t)) <= 1e-7
+
+
+def test_a_rank_given_too_low_ends_at_a_stationary_point_and_tells_the_objective() -> None:
+    signal = drawn(255, 4, samples=150)
+    found = complete(signal.y, signal.mask, 2)
+    assert found.history["objective"][-1] > 1e-3
+    assert relative_error(found.x, signal.truth) > 1e-2
+
+
+@pytest.mark.parametrize("size", [64, 32])
+def test_even_sizes_are_padded_and_cut_again(size: int) -> None:
+    signal = drawn(size, 2, samples=size // 2)
+    found = complete(signal.y, signal.mask, 2, tol=1e-10)
+    assert found.x.shape == (size,)
+    assert relative_error(found.x, signal.truth) <= 1e-7
+
+
+def test_three_samples_are_enough_for_a_signal() -> None:
+    t = torch.arange(3, dtype=torch.float64)
+    found = complete(torch.exp(1j * t), rank=1)
+    assert found.frequencies.item() == pytest.approx(1 / (2 * math.pi))
+
+
+def test_fewer_samples_than_unknowns_are_told() -> None:
+    signal = drawn((15, 15), 10, samples=25)
+    with pytest.warns(UserWarning, match="25 observed samples for 30 unknowns"):
+        complete(signal.y, signal.mask, 10, max_iter=3)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_regular_decimation_is_told(axis: int) -> None:
+    mask = torch.zeros(15, 15, dtype=torch.bool)
+    mask[(slice(1, None, 3), slice(None)) if axis == 0 else (slice(None), slice(0, None, 3))] = True
+    signal = drawn((15, 15), 2)
+    with pytest.warns(UserWarning, match=f"multiples of 3 apart along axis {axis}"):
+        complete(signal.truth, mask, 2, max_iter=3)
+
+
+def test_the_answer_to_a_decimated_signal_is_wrong_though_the_objective_vanishes() -> None:
+    signal = drawn(127, 3, seed=0)
+    mask = torch.arange(127) % 3 == 0
+    with pytest.warns(UserWarning, match="frequencies are known up to multiples of 1/3"):
+        found = complete(signal.truth, mask, 3)
+    assert found.history["objective"][-1] <= 1e-8 * found.history["objective"][0]
+    assert relative_error(found.x, signal.truth) > 0.1
+
+
+def test_with_all_samples_it_takes_noise_out() -> None:
+    signal = drawn(255, 3, noise_db=20)
+    found = complete(signal.y, signal.mask, 3)
+    assert relative_error(found.x, signal.truth) <= 0.5 * relative_error(signal.y, signal.truth)
+
+
+def test_real_samples_give_a_real_signal_and_a_cosine_counts_twice() -> None:
+    t = torch.arange(101, dtype=torch.float64)
+    truth = torch.cos(0.7 * t) + 0.3 * torch.cos(1.9 * t + 1)
+    found = complete(torch.where(t % 7 < 4, truth, math.nan), rank=4, tol=1e-10)
+    assert found.x.dtype == torch.float64
+    assert relative_error(found.x, truth) <= 1e-8
+
+
+def test_a_defective_pole_is_completed_and_its_frequency_known_to_half_the_digits() -> None:
+    t = torch.arange(63, dtype=torch.float64)
+    truth = (1 + 0.1 * t) * torch.exp(1.3j * t)
+    mask = torch.rand(63, generator=torch.Generator().manual_seed(0)) < 0.6
+    found = complete(truth, mask, 2, tol=1e-13)
+    assert relative_error(found.x, truth) <= 1e-9
+    distances = (found.frequencies - 1.3 / (2 * math.pi)).abs()
+    assert distances.max() <= 1e-4
+
+
+def test_equal_singular_values_are_no_trap() -> None:
+    t = torch.arange(31, dtype=torch.float64)
+    truth = torch.cos(2 * math.pi * 0.25 * t)
+    found = complete(truth, t % 5 != 2, 2, tol=1e-12)
+    assert relative_error(found.x, truth) <= 1e-10
+
+
+def test_divergence_ends_with_the_best_iterate_and_is_told() -> None:
+    signal = drawn((63, 63), 10, seed=1, samples=400, damping=True)
+    found = complete(signal.y, signal.mask, 10, step=1.9, truth=signal.truth)
+    assert not bool(found.converged)
+    assert int(found.iters) < 300
+    assert torch.isfinite(torch.view_as_real(found.x)).all()
+
+
+def test_signals_of_any_size_are_scaled_exactly() -> None:
+    plain = complete(SIGNAL.y, SIGNAL.mask, 3)
+    for power in (-40, 60):
+        scaled = complete(SIGNAL.y * 4.0**power, SIGNAL.mask, 3)
+        assert torch.equal(torch.view_as_real(scaled.x * 4.0**-power), torch.view_as_real(plain.x))
+    single = SIGNAL.y.to(torch.complex64) * 1e-30  # whose squares are below the smallest number
+    assert relative_error(complete(single, SIGNAL.mask, 3).x * 1e30, SIGNAL.truth) <= 1e-5
+
+
+def test_observed_samples_are_put_back_where_asked() -> None:
+    signal = drawn(63, 3, samples=40, noise_db=20)
+    found = complete(signal.y, signal.mask, 3, consistent=True)
+    torch.testing.assert_close(found.x[signal.mask], signal.y[signal.mask], rtol=1e-14, atol=0)
+    assert not torch.allclose(complete(signal.y, signal.mask, 3).x[signal.mask], signal.y[signal.mask])
+
+
+@pytest.mark.parametrize(("rank", "noise_db"), [(1, None), (5, None), (5, 30)])
+def test_the_rank_is_found_where_it_is_not_given(rank: int, noise_db: float | None) -> None:
+    signal = drawn(255, rank, samples=120, separation=True, noise_db=noise_db)
+    assert estimate_rank(signal.y, signal.mask) == rank
+    assert complete(signal.y, signal.mask).rank == rank
+
+
+def test_too_few_samples_to_estimate_a_rank_from_are_told() -> None:
+    with pytest.raises(ValueError, match=r"^rank: expected at least 8 observed samples"):
+        complete(torch.exp(1j * torch.arange(7)))
+
+
+def test_gradients_through_the_iterations_match_differences() -> None:
+    signal = drawn(15, 1, samples=9, noise_db=20)
+    solver = HankelCompletion(15, 1, step="fixed", max_iter=4, tol=0.0)
+
+    def function(real: torch.Tensor) -> torch.Tensor:
+        y = torch.complex(real, real.flip(0))
+        return torch.view_as_real(solver(y, signal.mask, differentiable=True).x)
+
+    given = signal.y.real.clone().requires_grad_()
+    first = spectral_start_is_constant(function, given)
+    assert first.abs().max() > 0
+
+
+def spectral_start_is_constant(function: Any, given: torch.Tensor) -> torch.Tensor:
+    (gradient,) = torch.autograd.grad(function(given).square().sum(), given)
+    return gradient
+
+
+def test_gradients_need_a_fixed_step() -> None:
+    with pytest.raises(ValueError, match=r"^differentiable: expected step='fixed' and at most 50"):
+        HankelCompletion(63, 3)(SIGNAL.y, SIGNAL.mask, differentiable=True)
+
+
+def test_a_completion_can_be_pickled_and_a_batch_has_no_common_lines() -> None:
+    found = HankelCompletion(63, 3)(SIGNAL.y.expand(2, 63), SIGNAL.mask)
+    copy: Completion = pickle.loads(pickle.dumps(found))
+    assert torch.equal(torch.view_as_real(copy.x), torch.view_as_real(found.x))
+    with pytest.raises(ValueError, match=r"^lines: expected one signal, got a batch of shape \(2,\)"):
+        _ = found.frequencies
+    assert match_frequencies(esprit(found.Z[0], 63).frequencies, SIGNAL.frequencies).max() <= 1e-6
+
+
+def test_a_factor_of_another_signal_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^Z: expected shape \(32, rank\)"):
+        esprit(torch.ones(30, 2, dtype=torch.complex128), 63)
+    with pytest.raises(ValueError, match=r"^Z: expected fewer columns"):
+        esprit(torch.ones(4, 4, dtype=torch.complex128), 7)
+
+
+def test_numpy_arrays_and_integers_are_taken_for_masks() -> None:
+    found = complete(SIGNAL.y.numpy(), SIGNAL.mask.numpy().astype(np.int64), 3)
+    assert relative_error(found.x, SIGNAL.truth) <= 1e-6
