@@ -258,7 +258,8 @@ def test_what_diffcp_is_told_is_understood_or_ignored() -> None:
     given = (written.problem, written.parameters, written.variables)
     layer = FFOLayer(*given, solver="DIFFCP", solver_args={"mode": "lsqr", "n_jobs_forward": 1, "eps": 1e-6})
     expected = FFOLayer(*given)(*written.values)[0]
-    for arguments in ({}, {"solve_method": "SCS", "eps": 1e-8}, {"max_iters": 500}):
+    clarabels = {"tol_gap_abs": 1e-8, "tol_gap_rel": 1e-8, "tol_feas": 1e-8, "max_iter": 100}
+    for arguments in ({}, {"solve_method": "SCS", "eps": 1e-8}, {"max_iters": 500}, clarabels):
         assert relative(layer(*written.values, solver_args=arguments)[0], expected) < 1e-6
     with pytest.raises(ValueError, match=r"^warm_start"):
         layer(*written.values, warm_start=True)

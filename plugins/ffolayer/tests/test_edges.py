@@ -6,11 +6,12 @@ import warnings
 from typing import Any
 
 import cvxpy
+import numpy as np
 import pytest
 import torch
 from ffo_programs import quadratic_program
 from ffo_references import drawn, relative
-from leyden_ffolayer import FFOLayer, FFOQPLayer, FFOSolver
+from leyden_ffolayer import BoxProgram, FFOLayer, FFOQPLayer, FFOSolver
 from torch import Tensor
 
 cp: Any = cvxpy
@@ -151,6 +152,127 @@ def test_a_wrong_shape_of_a_parameter_is_told_by_its_name() -> None:
         layer(torch.zeros(2), torch.zeros(2))
 
 
+@pytest.mark.parametrize("batched", [False, True])
+def test_constraints_without_rows_are_no_constraints(batched: bool) -> None:
+    problem = drawn(0, n=4, m=3, p=1, batch=2 if batched else None)
+    expected = FFOQPLayer()(problem["Q"], problem["q"])
+    none, empty = torch.zeros(0, 4, dtype=DOUBLE), torch.zeros(0, dtype=DOUBLE)
+    for given in ((none, empty), (empty, empty), (None, empty), (none[None].expand(2, 0, 4), empty)):
+        if given[0] is not None and given[0].dim() == 3 and not batched:
+            continue
+        assert torch.equal(FFOQPLayer()(problem["Q"], problem["q"], *given, *given), expected)
+    with pytest.raises(ValueError, match=r"^h: expected shape \(3,\) or \(batch, 3\), got \(0,\)"):
+        FFOQPLayer()(problem["Q"], problem["q"], problem["G"], empty)
+    with pytest.raises(ValueError, match=r"^G: expected a tensor beside h"):
+        FFOQPLayer()(problem["Q"], problem["q"], empty, problem["h"])
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (torch.zeros(2, dtype=torch.complex64), "expected real numbers, got torch.complex64"),
+        (torch.zeros(2).to_sparse(), "expected a dense tensor, got layout torch.sparse_coo"),
+        ([0.0, 0.0], "expected a tensor, got list"),
+    ],
+)
+def test_what_is_no_dense_real_tensor_is_named(value: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=f"^q: {text}"):
+        FFOQPLayer()(torch.eye(2), value)
+    with pytest.raises(ValueError, match=f"^q: {text}"):
+        box_layer()(value, -torch.ones(2), torch.ones(2))
+
+
+def test_whole_numbers_give_a_solution_that_is_not_rounded_to_whole_numbers() -> None:
+    whole = torch.tensor([-1, -1])
+    assert FFOQPLayer()(2 * torch.eye(2, dtype=torch.int64), whole).tolist() == [0.5, 0.5]
+    (z,) = box_layer()(torch.tensor([-1, 3]), torch.tensor([-2, -2]), torch.tensor([2, 2]))
+    assert z.dtype == torch.float32
+    assert z.tolist() == pytest.approx([1, -2])
+
+
+@pytest.mark.parametrize("kind", ["double", "elsewhere"])
+def test_torchs_defaults_do_not_reach_inside(kind: str) -> None:
+    program = BoxProgram(8, least_sum=-1.0)()
+    q = torch.linspace(-1, 2, 16).reshape(2, 8)
+    dense = drawn(2, n=6, m=5, p=2, batch=2)
+
+    def call() -> list[Tensor]:
+        leaf = q.clone().requires_grad_()
+        y = FFOQPLayer()(program.Q, leaf, program.G, program.h)
+        (z,) = through(leaf[:, :2], -low, low)
+        (found,) = torch.autograd.grad(y.square().sum() + z.square().sum(), leaf)
+        return [y, z, found, FFOQPLayer(solver="clarabel")(*(dense[name] for name in NAMES))]
+
+    through, low = box_layer(), torch.ones(2)
+    expected = call()
+    if kind == "double":
+        torch.set_default_dtype(DOUBLE)
+    else:
+        torch.set_default_device("meta")
+    try:
+        found = call()
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_multipliers_of_a_sample_without_solution_are_nan_and_spoil_no_gradient() -> None:
+    G, h = interval([0.0, 2.0, -1.0], [1.0, 1.0, 1.0])
+    G.requires_grad_()
+    layer = FFOQPLayer(on_failure="nan", return_duals=True)
+    y, lam, _ = layer(torch.eye(1, dtype=DOUBLE), torch.full((3, 1), 0.5, dtype=DOUBLE), G, h)
+    assert torch.isnan(lam).all(dim=1).tolist() == [False, True, False]
+    (found,) = torch.autograd.grad(y.nansum() + lam.nansum(), G)
+    alone = [0, 2]
+    again, multipliers, _ = layer(torch.eye(1, dtype=DOUBLE), torch.full((2, 1), 0.5).double(), G, h[alone])
+    (expected,) = torch.autograd.grad(again.sum() + multipliers.sum(), G)
+    assert torch.allclose(found, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_singular_matrix_in_float32_is_semidefinite_within_its_rounding(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    root = torch.randn(3, 8, generator=generator)
+    G, h = torch.cat([torch.eye(8), -torch.eye(8)]), torch.ones(16)
+    q = torch.randn(8, generator=generator, requires_grad=True)
+    y = FFOQPLayer()(root.T @ root, q, G, h)
+    exact = FFOQPLayer()(root.double().T @ root.double(), q.double(), G, h)
+    assert relative(y, exact) < 1e-5
+    (found,) = torch.autograd.grad(y.sum(), q)
+    assert torch.isfinite(found).all()
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "text"),
+    [
+        ("PSD", [[1.0, 0.0], [0.0, -0.5]], "a positive semidefinite matrix, got one with eigenvalue -0.5"),
+        ("NSD", [[-1.0, 0.0], [0.0, 0.5]], "a negative semidefinite matrix, got one with eigenvalue 0.5"),
+        ("nonneg", [[1.0, 0.0], [0.0, -0.5]], "nonnegative numbers, got -0.5"),
+        ("pos", [[1.0, 1.0], [1.0, -0.5]], "positive numbers, got -0.5"),
+        ("nonpos", [[-1.0, 0.0], [0.0, 0.5]], "nonpositive numbers, got 0.5"),
+        ("neg", [[-1.0, -1.0], [-1.0, 0.5]], "negative numbers, got 0.5"),
+    ],
+)
+def test_a_value_that_breaks_its_parameters_attribute_is_told(
+    attribute: str, value: list[list[float]], text: str
+) -> None:
+    y, P = cp.Variable(2), cp.Parameter((2, 2), name="P", **{attribute: True})
+    objective = cp.sum_squares(y) + cp.sum(cp.multiply(P, np.ones((2, 2)))) * y[0]
+    layer = FFOLayer(cp.Problem(cp.Minimize(objective)), [P], [y])
+    wrong = torch.tensor(value)
+    with pytest.raises(ValueError, match=f"^P: expected {text}"):
+        layer(wrong)
+    with pytest.raises(ValueError, match=f"^P: expected {text}"):
+        layer(torch.stack([torch.zeros(2, 2), wrong]))
+    layer(
+        torch.zeros(2, 2)
+        if attribute not in ("pos", "neg")
+        else wrong.sign() * torch.tensor([[1, 1], [1, -1]])
+    )
+
+
 def test_different_batch_sizes_and_half_given_constraints_are_refused() -> None:
     problem = drawn(0, n=4, m=3, p=1, batch=5)
     with pytest.raises(ValueError, match=r"^h: expected a batch of 5, as q has, got 2"):
@@ -174,6 +296,28 @@ def test_an_empty_batch_gives_an_empty_output_with_a_working_backward_pass() -> 
     z.sum().backward()
     assert costs.grad is not None
     assert costs.grad.shape == (0, 2)
+
+
+def test_dependent_rows_in_the_drop_in_warn_once_and_share_their_gradient() -> None:
+    y, q, h = cp.Variable(2), cp.Parameter(2), cp.Parameter(2)
+    problem = cp.Problem(
+        cp.Minimize(0.5 * cp.sum_squares(y) + q @ y), [y[0] <= h[0], 2 * y[0] <= h[1], y[1] <= 5]
+    )
+    layer = FFOLayer(problem, [q, h], [y])
+    leaf = torch.tensor([-1.0, -2.0], dtype=DOUBLE, requires_grad=True)
+
+    def called() -> tuple[Tensor, Tensor]:
+        (z,) = layer(torch.zeros(2, dtype=DOUBLE), leaf)
+        return z, torch.autograd.grad(z.sum(), leaf)[0]
+
+    with pytest.warns(RuntimeWarning, match="depend on each other") as caught:
+        z, found = called()
+    assert len(caught) == 1
+    assert z.tolist() == pytest.approx([-1, 0])
+    assert float(found[0] + 2 * found[1]) == pytest.approx(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        called()
 
 
 @pytest.mark.parametrize("kind", ["qp", "cvxpy"])

@@ -94,6 +94,70 @@ def test_variables_of_very_different_sizes_in_one_program() -> None:
     assert relative(found["h"], expected["h"]) < 1e-5
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_units_from_1e_minus_6_to_1e6_in_variables_rows_and_objective_change_nothing(seed: int) -> None:
+    problem = drawn(20 + seed, n=7, m=6, p=seed % 2)
+    c = torch.arange(1, 8, dtype=DOUBLE)
+    y, lam, _, expected = gradients_of(problem, c)
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn_units(count: int) -> Tensor:
+        return 10 ** (12 * torch.rand(count, generator=generator, dtype=DOUBLE) - 6)
+
+    units, rows, equal, force = (drawn_units(count) for count in (7, 6, seed % 2, 1))
+    scaled = {
+        "Q": force * units[:, None] * problem["Q"] * units,
+        "q": force * units * problem["q"],
+        "G": rows[:, None] * problem["G"] * units,
+        "h": rows * problem["h"],
+        "A": equal[:, None] * problem["A"] * units,
+        "b": equal * problem["b"],
+    }
+    again, multipliers, _, found = gradients_of(scaled, c * units)
+    assert relative(again * units, y) < 1e-8
+    assert relative(multipliers * rows / force, lam) < 1e-7
+    assert relative(found["q"] * force * units, expected["q"]) < 1e-7
+    assert relative(found["h"] * rows, expected["h"]) < 1e-7
+    assert relative(found["G"] * rows[:, None] * units, expected["G"]) < 1e-7
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+@pytest.mark.parametrize("kind", ["semidefinite", "entropy"])
+def test_a_cone_program_of_small_or_large_numbers_has_the_gradient_of_its_twin(
+    kind: str, scale: float
+) -> None:
+    if kind == "semidefinite":  # projecting a multiple is the multiple of projecting
+        X, Y = cp.Variable((3, 3), PSD=True), cp.Parameter((3, 3), symmetric=True)
+        layer = FFOLayer(cp.Problem(cp.Minimize(cp.sum_squares(X - Y))), [Y], [X])
+        value = torch.tensor([[1.0, 2.0, 0.3], [2.0, -1.0, 0.7], [0.3, 0.7, 0.2]], dtype=DOUBLE)
+        inner, outer, tolerance = scale, scale, 1e-6
+    else:  # a multiple of the objective has the same solution
+        y, q = cp.Variable(4), cp.Parameter(4)
+        objective = scale * cp.sum(cp.entr(y)) - q @ y
+        layer = FFOLayer(cp.Problem(cp.Maximize(objective), [cp.sum(y) == 1]), [q], [y])
+        value = torch.tensor([0.1, -0.5, 0.7, 0.2], dtype=DOUBLE)
+        inner, outer, tolerance = scale, 1.0, 5e-3
+    weights = torch.linspace(1, 2, value.numel(), dtype=DOUBLE).reshape(value.shape)
+    leaf = (inner * value).requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (z,) = layer(leaf)
+    (found,) = torch.autograd.grad((weights * z).sum(), leaf)
+    if kind == "semidefinite":
+        values, vectors = torch.linalg.eigh(value)
+        expected = (vectors * values.clamp(min=0)) @ vectors.T
+        above, below = values.clamp(min=0), (-values).clamp(min=0)
+        most, least = torch.maximum(above[:, None], above), torch.maximum(below[:, None], below)
+        slopes = most / (most + least)
+        symmetric = 0.5 * (weights + weights.T)
+        gradient = vectors @ (slopes * (vectors.T @ symmetric @ vectors)) @ vectors.T
+    else:
+        expected = torch.softmax(-value, 0)
+        gradient = -expected * (weights - expected @ weights) / scale
+    assert relative(z, outer * expected) < tolerance
+    assert relative(found, gradient) < tolerance
+
+
 def test_the_drop_in_stands_badly_scaled_parameters() -> None:
     y, q, h = cp.Variable(3), cp.Parameter(3), cp.Parameter(2)
     rows = drawn(3, n=3, m=2, p=1)["G"].numpy()
@@ -197,6 +261,25 @@ def test_a_solver_that_stops_early_in_the_drop_in_is_told() -> None:
         FFOLayer(problem, [q], [y], polish=False, max_iter=2)(values)
     with pytest.raises(RuntimeError, match="stopped: MaxIterations"):
         FFOLayer(problem, [q], [y], polish=False)(values, solver_args={"max_iters": 2})
+
+
+def test_a_rough_solution_of_the_drop_in_is_counted_and_told_from_ten_times_the_tolerance_on() -> None:
+    y, q = cp.Variable(20), cp.Parameter(20)
+    rows = drawn(6, n=20, m=30, p=1)["G"].numpy()
+    problem = cp.Problem(cp.Minimize(0.5 * cp.sum_squares(y) + q @ y), [rows @ y <= 1, cp.norm(y) <= 1])
+    exact = FFOLayer(problem, [q], [y])(torch.arange(20, dtype=DOUBLE))[0]
+    rough = 0
+    for most in range(4, 16):
+        layer = FFOLayer(problem, [q], [y], polish=False, max_iter=most, on_failure="nan")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            (found,) = layer(torch.arange(20, dtype=DOUBLE))
+        told = [one for one in caught if "less accurate than tol=1e-09" in str(one.message)]
+        assert len(told) == layer.report.inaccurate_solves
+        rough += len(told)
+        if not told and torch.isfinite(found).all():
+            assert relative(found, exact) < 1e-4
+    assert rough > 0
 
 
 def test_a_rough_solution_is_counted_and_told() -> None:

@@ -211,6 +211,20 @@ def test_a_box_program_has_the_gradients_of_its_dense_twin(curved: bool, batched
             assert relative(one, other) < 1e-9
 
 
+def test_a_matrix_of_few_entries_is_not_taken_for_a_diagonal_one() -> None:
+    """Two coupled variables of four, without curvature elsewhere."""
+    Q = torch.zeros(4, 4, dtype=torch.float64)
+    Q[:2, :2] = torch.tensor([[2.0, 1.9], [1.9, 2.0]], dtype=torch.float64)
+    eye = torch.eye(4, dtype=torch.float64)
+    q = torch.tensor([-0.23, -0.16, 1.0, -1.0], dtype=torch.float64, requires_grad=True)
+    layer = FFOQPLayer()
+    y = layer(Q, q, torch.cat([eye, -eye]), torch.full((8,), 0.7, dtype=torch.float64))
+    assert layer.report.polished == 1
+    assert y.tolist() == pytest.approx([0.4, -0.3, -0.7, 0.7], abs=1e-9)
+    (found,) = torch.autograd.grad(y[0], q)
+    assert found.tolist() == pytest.approx([-2 / 0.39, 1.9 / 0.39, 0, 0], abs=1e-8)
+
+
 def test_bounds_on_both_sides_that_meet_fix_a_variable_twice() -> None:
     eye = torch.eye(2, dtype=torch.float64)
     G = torch.cat([eye, -eye])

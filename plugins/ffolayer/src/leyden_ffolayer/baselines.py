@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import cvxpy
@@ -62,3 +63,32 @@ class CvxpyQPLayer(nn.Module):
             problem = cp.Problem(cp.Minimize(objective), [G.double().numpy() @ y <= h.double().numpy()])
             self._known, self._layers = (Q, G, h), [CvxpyLayer(problem, [q], [y])]
         return self._layers[0]
+
+
+class QpthLayer(nn.Module):
+    """The quadratic program of `FFOQPLayer` by qpth, a baseline of Section 5.
+
+    Raises:
+        ImportError: if qpth is not installed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        qp: Any = importlib.import_module("qpth.qp")
+        self._function = qp.QPFunction(verbose=-1, check_Q_spd=False)
+
+    def forward(self, Q: Tensor, q: Tensor, G: Tensor, h: Tensor) -> Tensor:
+        """Solve the programs.
+
+        Args:
+            Q: of shape (n, n), positive definite.
+            q: of shape (batch, n).
+            G: of shape (m, n).
+            h: of shape (m,).
+
+        Returns:
+            The decisions, of shape (batch, n) and the type of q.
+        """
+        none = Q.new_zeros(0, dtype=torch.float64)
+        found: Tensor = self._function(Q.double(), q.double(), G.double(), h.double(), none, none)
+        return found.to(q.dtype)

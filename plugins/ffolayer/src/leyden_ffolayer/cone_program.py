@@ -8,24 +8,41 @@ moved a little, which needs nothing of the solver but its solution.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import scipy.linalg
 import scipy.sparse as sp
 import scipy.sparse.linalg
 
-from leyden_ffolayer.conic import Array, Cones, ForwardSolver, Solved, solve_cone_program
+from leyden_ffolayer.conic import (
+    Array,
+    Cones,
+    ForwardSolver,
+    Solved,
+    Units,
+    row_norms,
+    solve_cone_program,
+    units_of,
+)
 
 Mode = Literal["auto", "active_set", "ghost_fd", "perturb"]
 MODES: tuple[str, ...] = ("auto", "active_set", "ghost_fd", "perturb")
 
 _REGULARISATION = 1e-12
-_ROUNDS = 5
-_OPTIMAL = 1e-9
+_ROUNDS, _ROUNDS_OF_ALL = 8, 3
+_OPTIMAL, _LOOSE = 1e-9, 1e-6
+_SMALL_LENGTH, _SMALL_FORCE, _SMALL_PRESSURE = 1e-5, 1e-3, 1e-4
+_FEW_ENTRIES = 1_000_000
+"""Up to so many entries equality rows are looked through for dependent ones."""
+
 _SMALL = 120
 """Up to so many unknowns a dense factorisation is faster than a sparse one."""
+
+_DEPENDENT = 1e-9
+"""Pivots of the regularised matrix below it tell that the exact one may be singular."""
 
 INNER_TOLERANCE = 1e-11
 """Accuracy asked of the solver where solutions are subtracted from each other."""
@@ -89,13 +106,16 @@ class Factored:
     H: sp.csr_matrix
     B: sp.csr_matrix
     curved: list[tuple[slice, Array, float]]
-    _solve: Any = field(repr=False, default=None)
-    dependent: bool = False
+    _system: _System = field(repr=False)
+
+    @property
+    def dependent(self) -> bool:
+        """Whether the kept rows depend on each other."""
+        return self._system.dependent
 
     def solve(self, first: Array, second: Array) -> tuple[Array, Array]:
         """Solve ``[H Bᵀ; B 0] [u; w] = [first; second]``."""
-        u, w, self.dependent = self._solve(first, second)
-        return u, w
+        return self._system.solve(first, second)
 
     def direction(self, c: Array, c_dual: Array) -> tuple[Array, Array]:
         """The derivatives u of z and w of d along the loss's gradient.
@@ -138,16 +158,13 @@ def find_active_set(program: ConeProgram, point: Point) -> ActiveSet:
     Returns:
         The active set.
     """
-    cones = program.cones
-    force, length = _sizes(program, point)
-    norms = _row_norms(program.A)
-    lam, slack = point.d * norms / force, point.s / norms / length
+    cones, sizes = program.cones, _sizes(program, point)
+    lam, slack = point.d / sizes.pressures, point.s / sizes.lengths
     start, stop = cones.zero, cones.zero + cones.nonneg
     inequalities = start + (lam[start:stop] > slack[start:stop]).nonzero()[0]
     linear, tangent = [np.arange(cones.zero), inequalities], []
     for block in cones.second_order_blocks():
-        own = norms[block].max()
-        s, d = point.s[block] / own / length, point.d[block] * own / force
+        s, d = point.s[block] / sizes.lengths[block].max(), point.d[block] / sizes.pressures[block].max()
         room, depth = s[0] - np.linalg.norm(s[1:]), d[0] - np.linalg.norm(d[1:])
         if d[0] <= room:
             continue
@@ -182,7 +199,7 @@ def factorise(program: ConeProgram, point: Point, active: ActiveSet) -> Factored
         curved.append((block, unit, bend))
     B = sp.vstack(rows, format="csr") if len(rows) > 1 else rows[0].tocsr()
     H = sp.csr_matrix(H)
-    return Factored(program, active, H, B, curved, _solver(H, B))
+    return Factored(program, active, H, B, curved, _System(H, B))
 
 
 def polish(program: ConeProgram, point: Point) -> tuple[Point, Factored] | None:
@@ -193,16 +210,16 @@ def polish(program: ConeProgram, point: Point) -> tuple[Point, Factored] | None:
         point: an approximate solution.
 
     Returns:
-        A solution whose optimality conditions hold to 1e-9, with the factorised matrix there; None if five
+        A solution whose optimality conditions hold to 1e-9, with the factorised matrix there; None if some
         rounds of correcting the active set find none.
     """
     active = find_active_set(program, point)
-    for _ in range(_ROUNDS):
+    for place in range(_ROUNDS):
         found = _newton(program, point, active)
         if found is None:
             return None
         candidate, factored = found
-        worst, corrected = _judge(program, candidate, active)
+        worst, corrected = _judge(program, candidate, active, every_row=place < _ROUNDS_OF_ALL)
         if worst <= _OPTIMAL:
             if program.cones.soc:
                 candidate = Point(candidate.z, candidate.s, candidate.d)
@@ -224,18 +241,19 @@ def optimality(program: ConeProgram, point: Point) -> float:
     Returns:
         The largest of stationarity, feasibility and complementarity.
     """
-    force, length = _sizes(program, point)
+    sizes = _sizes(program, point)
     stationarity = program.P @ point.z + program.q + program.A.T @ point.d
-    balance = (program.A @ point.z + point.s - program.b) / _row_norms(program.A)
+    balance = (program.A @ point.z + point.s - program.b) / row_norms(program.A)
     value = abs(program.q @ point.z) + abs(point.z @ (program.P @ point.z))
     gap = abs(point.s @ point.d) / (1e-12 + value)
-    return float(max(_largest(stationarity) / force, _largest(balance) / length, gap))
+    return float(max(_largest(stationarity) / sizes.force, _largest(balance) / sizes.length, gap))
 
 
 class Resolver(NamedTuple):
-    """How a program is solved again: solver, and the most iterations."""
+    """How a program is solved again: the solver, the program's units, and the most iterations."""
 
     solver: ForwardSolver
+    units: Units | None = None
     max_iterations: int = 0
     tolerance: float = INNER_TOLERANCE
 
@@ -250,6 +268,7 @@ class Resolver(NamedTuple):
             solver=self.solver,
             tolerance=self.tolerance,
             max_iterations=self.max_iterations,
+            units=self.units,
         )
 
 
@@ -268,7 +287,7 @@ def central_difference(
         c_dual: with respect to d.
         resolve: the solver.
         delta: the move; None: 1e-2 (exponential and power cones) or 1e-4, times
-            ``max(1, ‖q‖) / ‖(c, c_dual)‖``.
+            ``max(1, ‖q‖) / ‖(c, c_dual)‖``, all measured in the program's own units.
 
     Returns:
         u and w.
@@ -276,19 +295,23 @@ def central_difference(
     Raises:
         RuntimeError: if one of the moved programs was not solved.
     """
-    size = float(np.sqrt(c @ c + c_dual @ c_dual))
+    resolve = resolve._replace(units=units_of(program.P, program.q, program.A, program.b))
+    assert resolve.units is not None
     if delta is None:
+        length, force = resolve.units
         share = 1e-2 if program.cones.exp or program.cones.power else 1e-4
-        delta = share * max(1.0, float(np.linalg.norm(program.q))) / size
+        size = np.hypot(np.linalg.norm(c), np.linalg.norm(c_dual) * force / length)
+        delta = float(share * max(force, float(np.linalg.norm(program.q))) / size)
     ends = []
     for sign in (1, -1):
         moved = program._replace(q=program.q + sign * delta * c, b=program.b - sign * delta * c_dual)
         found = resolve(moved)
-        if found.outcome in ("impossible", "stopped") and not found.residual < 1e-7:
+        if found.outcome == "impossible" or (found.outcome == "stopped" and not found.residual < 1e-7):
             raise RuntimeError(f"{found.status} after {found.iterations} iterations for the moved program")
         ends.append(found)
     ahead, behind = ends
-    return (ahead.primal - behind.primal) / (2 * delta), (ahead.dual - behind.dual) / (2 * delta)
+    u, w = (ahead.primal - behind.primal) / (2 * delta), (ahead.dual - behind.dual) / (2 * delta)
+    return u, _of_least_norm(program, w)
 
 
 def forward_difference(
@@ -308,7 +331,18 @@ def forward_difference(
         u and w.
     """
     found = resolve(program._replace(q=program.q + delta * c, b=program.b - delta * c_dual))
-    return (found.primal - point.z) / delta, (found.dual - point.d) / delta
+    return (found.primal - point.z) / delta, _of_least_norm(program, (found.dual - point.d) / delta)
+
+
+def _of_least_norm(program: ConeProgram, w: Array) -> Array:
+    """The multipliers without what dependent equality rows leave undetermined, which solvers fill at will."""
+    count = program.cones.zero
+    if not 0 < count * w.size <= _FEW_ENTRIES:
+        return w
+    rows = program.A[:count].toarray()
+    left, values, _ = np.linalg.svd(rows, full_matrices=False)
+    seen = left[:, values > 1e-10 * values.max(initial=0.0)]
+    return np.concatenate([seen @ (seen.T @ w[:count]), w[count:]])
 
 
 def _newton(program: ConeProgram, point: Point, active: ActiveSet) -> tuple[Point, Factored] | None:
@@ -354,34 +388,43 @@ def _newton(program: ConeProgram, point: Point, active: ActiveSet) -> tuple[Poin
     return Point(z, s, d), factored
 
 
-def _judge(program: ConeProgram, point: Point, active: ActiveSet) -> tuple[float, ActiveSet | None]:
+def _judge(
+    program: ConeProgram, point: Point, active: ActiveSet, *, every_row: bool
+) -> tuple[float, ActiveSet | None]:
     """How far a point is from optimal, and the corrected active set, where a linear row is the reason."""
-    cones = program.cones
-    force, length = _sizes(program, point)
-    norms = _row_norms(program.A)
-    rest = (program.b - program.A @ point.z) / norms / length
-    pressures = point.d * norms / force
-    stationarity = _largest(program.P @ point.z + program.q + program.A.T @ point.d) / force
-    worst = max(stationarity, _largest(rest[active.linear]))
+    cones, sizes = program.cones, _sizes(program, point)
+    rest = program.b - program.A @ point.z
+    slope = program.P @ point.z + program.q + program.A.T @ point.d
+    worst = max(_largest(slope / sizes.forces), _largest((rest / sizes.largest_lengths)[active.linear]))
     start, stop = cones.zero, cones.zero + cones.nonneg
-    lowest, deepest = -pressures[start:stop], -rest[start:stop]
-    worst = max(worst, lowest.max(initial=0.0), deepest.max(initial=0.0))
-    for block in cones.second_order_blocks():
-        own = norms[block].max()
-        for vector in (rest[block] * norms[block] / own, pressures[block] / norms[block] * own):
-            worst = max(worst, float(np.linalg.norm(vector[1:]) - vector[0]))
+    inequalities = slice(start, stop)
+    pressures = (point.d / sizes.pressures)[inequalities]
+    violations = -(rest / sizes.lengths)[inequalities]
     kept = active.linear[(active.linear >= start) & (active.linear < stop)]
-    others = active.linear[(active.linear < start) | (active.linear >= stop)]
-    changed = set(kept.tolist())
-    if len(lowest) and lowest.max() > _OPTIMAL:
-        changed.discard(start + int(lowest.argmax()))
-    inactive = deepest.copy()
-    inactive[kept - start] = -np.inf
-    if len(inactive) and inactive.max() > _OPTIMAL:
-        changed.add(start + int(inactive.argmax()))
-    if changed == set(kept.tolist()):
+    mask = np.zeros(cones.nonneg, dtype=bool)
+    mask[kept - start] = True
+    # a guess may hold both sides of a narrow interval, which cannot both be satisfied
+    loose = mask & (np.abs(violations) > _LOOSE)
+    violations[mask] = -np.inf
+    worst = max(worst, float(loose.any()), -pressures.min(initial=0.0), violations.max(initial=0.0))
+    for block in cones.second_order_blocks():
+        for vector in (
+            rest[block] / sizes.lengths[block].max(),
+            point.d[block] / sizes.pressures[block].max(),
+        ):
+            worst = max(worst, float(np.linalg.norm(vector[1:]) - vector[0]))
+    changed = mask.copy()
+    if every_row:
+        changed[loose | (pressures < -_OPTIMAL)] = False
+        changed[violations > _OPTIMAL] = True
+    elif len(mask):
+        lowest, highest = int(pressures.argmin()), int(violations.argmax())
+        changed[lowest] &= not pressures[lowest] < -_OPTIMAL
+        changed[highest] |= violations[highest] > _OPTIMAL
+    if (changed == mask).all():
         return worst, None
-    ordered = np.array(sorted(changed), dtype=int)
+    ordered = start + changed.nonzero()[0]
+    others = active.linear[(active.linear < start) | (active.linear >= stop)]
     split = int((others < start).sum())
     linear = np.concatenate([others[:split], ordered, others[split:]])
     return worst, ActiveSet(linear, active.tangent, len(ordered))
@@ -392,60 +435,119 @@ def _tips(cones: Cones, active: ActiveSet) -> list[slice]:
     return [block for block in cones.second_order_blocks() if block.start in kept]
 
 
-def _sizes(program: ConeProgram, point: Point) -> tuple[float, float]:
-    """How large gradients and how large distances are."""
-    pull = program.A.T @ point.d
-    force = max(_largest(program.q), _largest(program.P @ point.z), _largest(pull))
-    length = max(_largest(point.z), _largest(program.b / _row_norms(program.A)))
-    return force + 1e-300, length + 1e-300
+class _Sizes(NamedTuple):
+    """What is large and what is small in a program, at a point, as in `leyden_ffolayer.quadratic`.
+
+    Attributes:
+        lengths: what a slack is measured by, of shape (rows,).
+        largest_lengths: the same by the largest numbers of the whole program.
+        forces: what a component of the gradient is measured by, of shape (variables,).
+        pressures: what a multiplier is measured by, of shape (rows,).
+        length: the largest decision or right-hand side, in units of rows of length 1.
+        force: the largest force.
+    """
+
+    lengths: Array
+    largest_lengths: Array
+    forces: Array
+    pressures: Array
+    length: float
+    force: float
 
 
-def _row_norms(A: sp.csr_matrix) -> Array:
-    squares = np.bincount(
-        np.repeat(np.arange(A.shape[0]), np.diff(A.indptr)), weights=A.data**2, minlength=A.shape[0]
+def _sizes(program: ConeProgram, point: Point) -> _Sizes:
+    rows, norms = abs(program.A), row_norms(program.A)
+    lengths = rows @ np.abs(point.z) + np.abs(program.b)
+    forces = abs(program.P) @ np.abs(point.z) + np.abs(program.q) + rows.T @ np.abs(point.d)
+    length = max(_largest(point.z), _largest(lengths / norms)) + 1e-300
+    force = _largest(forces) + 1e-300
+    return _Sizes(
+        lengths=lengths + _SMALL_LENGTH * length * norms,
+        largest_lengths=length * norms,
+        forces=forces + _SMALL_FORCE * force,
+        pressures=((rows @ forces) / norms + _SMALL_PRESSURE * force) / norms,
+        length=length,
+        force=force,
     )
-    return np.where(squares > 0, np.sqrt(squares), 1.0)
 
 
 def _largest(values: Array) -> float:
     return float(np.abs(values).max(initial=0.0))
 
 
-def _solver(H: sp.csr_matrix, B: sp.csr_matrix) -> Any:
-    """A function that solves with the reduced KKT matrix, by a quasi-definite LU and refinement."""
-    size, count = H.shape[0], B.shape[0]
-    level = _largest(H.data) or 1.0
-    lengths = _row_norms(B)
-    rows = sp.diags(1 / lengths) @ B
-    exact = sp.bmat([[H / level, rows.T], [rows, None]], format="csc") if count else sp.csc_matrix(H / level)
-    signs = np.concatenate([np.full(size, _REGULARISATION), np.full(count, -_REGULARISATION)])
-    if size + count <= _SMALL:
-        dense = exact.toarray()
-        factors = scipy.linalg.lu_factor(dense + np.diag(signs), check_finite=False)
-        multiply = dense.__matmul__
+class _System:
+    """The reduced KKT matrix by a quasi-definite LU, whose solutions are refined against the exact matrix.
 
-        def once(right: Array) -> Array:
-            return np.asarray(scipy.linalg.lu_solve(factors, right, check_finite=False))
-    else:
-        lu = scipy.sparse.linalg.splu(exact + sp.diags(signs, format="csc"), permc_spec="MMD_AT_PLUS_A")
-        once, multiply = lu.solve, exact.__matmul__
+    Variables are measured by their curvature and rows by their length, so that the regularisation is small
+    beside each of them.
+    """
 
-    def solve(first: Array, second: Array) -> tuple[Array, Array, bool]:
-        right = np.concatenate([first / level, second / lengths])
+    def __init__(self, H: sp.csr_matrix, B: sp.csr_matrix) -> None:
+        size, count = H.shape[0], B.shape[0]
+        self._units = _variable_units(H, B)
+        H = sp.diags(self._units) @ H @ sp.diags(self._units)
+        B = B @ sp.diags(self._units)
+        self._size = size
+        self._level = _largest(H.data) or 1.0
+        self._lengths = row_norms(B)
+        rows = sp.diags(1 / self._lengths) @ B
+        H = sp.csc_matrix(H / self._level)
+        self._exact = sp.bmat([[H, rows.T], [rows, None]], format="csc") if count else H
+        signs = np.concatenate([np.full(size, _REGULARISATION), np.full(count, -_REGULARISATION)])
+        if size + count <= _SMALL:
+            dense = self._exact.toarray()
+            factors = scipy.linalg.lu_factor(dense + np.diag(signs), check_finite=False)
+            pivots = np.abs(factors[0].diagonal())
+            self._multiply: Callable[[Array], Array] = dense.__matmul__
+            self._once: Callable[[Array], Array] = lambda right: scipy.linalg.lu_solve(
+                factors, right, check_finite=False
+            )
+        else:
+            regular = self._exact + sp.diags(signs, format="csc")
+            lu = scipy.sparse.linalg.splu(regular, permc_spec="MMD_AT_PLUS_A")
+            pivots = np.abs(lu.U.diagonal())
+            self._multiply, self._once = self._exact.__matmul__, lu.solve
+        self.dependent = bool(count) and pivots.min(initial=1.0) < _DEPENDENT and self._rows_contradict(count)
+
+    def solve(self, first: Array, second: Array) -> tuple[Array, Array]:
+        """Solve for u and w; where rows contradict each other, as well as can be."""
+        right = np.concatenate([first * self._units / self._level, second / self._lengths])
+        found, rest = self._refined(right)
+        if not rest <= 1e-8:
+            found = np.linalg.lstsq(self._exact.toarray(), right, rcond=1e-13)[0]
+        u, w = found[: self._size], found[self._size :]
+        return u * self._units, w * self._level / self._lengths
+
+    def _refined(self, right: Array) -> tuple[Array, float]:
+        """A solution, and what is left of the right-hand side, as a share of it."""
         scale = _largest(right) + 1e-300
-        found = once(right)
-        rest = right - multiply(found)
+        found = self._once(right)
+        rest = right - self._multiply(found)
         for _ in range(4):
             if not _largest(rest) > 1e-14 * scale:
                 break
-            better = found + once(rest)
-            left = right - multiply(better)
+            better = found + self._once(rest)
+            left = right - self._multiply(better)
             if not _largest(left) < _largest(rest):
                 break
             found, rest = better, left
-        poor = not _largest(rest) <= 1e-8 * scale
-        if poor:
-            found = np.linalg.lstsq(exact.toarray(), right, rcond=1e-13)[0]
-        return found[:size], found[size:] * level / lengths, poor
+        return found, _largest(rest) / scale
 
-    return solve
+    def _rows_contradict(self, count: int) -> bool:
+        """Whether there are right-hand sides that the rows cannot all meet."""
+        drawn = np.random.default_rng(0).standard_normal(count)
+        return self._refined(np.concatenate([np.zeros(self._size), drawn]))[1] > 1e-8
+
+
+def _variable_units(H: sp.csr_matrix, B: sp.csr_matrix) -> Array:
+    """Units in which curvatures are about 1; where there is none, those of the rows."""
+    sizes = np.sqrt(np.maximum(H.diagonal(), 0.0))
+    flat = sizes == 0
+    if flat.any() and B.shape[0]:
+        rows = abs(sp.diags(1 / row_norms(B)) @ B)
+        sizes[flat] = np.asarray(rows.max(axis=0).todense()).ravel()[flat]
+    largest = sizes.max(initial=0.0) or 1.0
+    sizes = np.where(sizes > 1e-13 * largest, sizes, largest)
+    if largest < 16 * sizes.min(initial=largest):
+        return np.ones_like(sizes)
+    return np.exp2(-np.round(np.log2(sizes / largest)))

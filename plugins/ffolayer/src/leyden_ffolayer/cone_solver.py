@@ -46,10 +46,17 @@ from leyden_ffolayer.report import SolveReport
 GHOST_DELTA = 0.01
 """The perturbation of ``mode="ghost_fd"`` where none is given, that of the authors' code."""
 
-_ROUGH = 1e-6
+_ROUGH, _OPTIMAL = 1e-6, 1e-9
+_TOLERANCES = frozenset(
+    {"eps", "eps_abs", "eps_rel", "tol", "tol_gap_abs", "tol_gap_rel", "tol_feas", "abstol", "reltol",
+     "feastol"}
+)  # fmt: skip
+"""Names of a tolerance in diffcp's solvers; the smallest that is given counts."""
+
 _IGNORED = frozenset(
     {"mode", "n_jobs_forward", "n_jobs_backward", "acceleration_lookback", "acceleration_interval", "scale",
-     "normalize", "adaptive_scale", "rho_x", "alpha", "warm_start", "raise_on_error", "lsqr_args"}
+     "normalize", "adaptive_scale", "rho_x", "alpha", "warm_start", "raise_on_error", "lsqr_args",
+     "use_indirect", "time_limit_secs"}
 )  # fmt: skip
 """Settings of diffcp and its solvers that have no counterpart here."""
 
@@ -216,11 +223,12 @@ class FFOSolver(SolverInterface):
 
     def _settings(self, given: dict[str, Any]) -> tuple[float, int, bool, ForwardSolver]:
         """The settings of a call; those of diffcp are understood where they have a counterpart."""
-        tolerance, most, verbose, solver = self.tol, self.max_iter, False, self.solver
+        most, verbose, solver = self.max_iter, False, self.solver
+        tolerances = []
         for name, value in given.items():
-            if name in ("eps", "eps_abs", "eps_rel", "tol"):
+            if name in _TOLERANCES:
                 check_tolerance(name, value)
-                tolerance = float(value)
+                tolerances.append(float(value))
             elif name in ("max_iters", "max_iter"):
                 check_count(name, value)
                 most = int(value)
@@ -235,7 +243,7 @@ class FFOSolver(SolverInterface):
                     f"solver_args: expected eps, max_iters, solve_method, verbose or a setting of diffcp, "
                     f"got {name!r}"
                 )
-        return tolerance, most, verbose, solver
+        return min(tolerances, default=self.tol), most, verbose, solver
 
     def _each(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         if self.max_threads == 1 or len(items) < 2:
@@ -266,6 +274,7 @@ class FFOSolver(SolverInterface):
                 sample.polished = True
                 sample.factored = factored if needs_grad else None
         sample.residual = optimality(program, sample.point)
+        sample.early = found.outcome != "solved" and not sample.polished
         if found.outcome == "stopped" and not sample.polished and not sample.residual <= _ROUGH:
             return sample.lost(failure._replace(status=f"stopped: {found.status}", residual=sample.residual))
         if cones.is_polyhedral:
@@ -283,7 +292,7 @@ class FFOSolver(SolverInterface):
             if sample.failure is not None
         ]
         report.failed_solves += len(failures)
-        rough = [one for one in samples if one.failure is None and one.residual > max(1e-6, 100 * tolerance)]
+        rough = [one for one in samples if one.failure is None and one.is_rough(tolerance)]
         if rough:
             report.inaccurate_solves += len(rough)
             worst = max(sample.residual for sample in rough)
@@ -336,9 +345,15 @@ class _Sample:
     solver: ForwardSolver
     polished: bool = False
     factored: Factored | None = None
+    early: bool = False
     residual: float = 0.0
     active_rows: int = 0
     failure: Failure | None = None
+
+    def is_rough(self, tolerance: float) -> bool:
+        """Whether it is less accurate than was asked for; solvers that stop in time measure differently."""
+        allowed = max(10 * tolerance, _OPTIMAL) if self.early else max(_ROUGH, 100 * tolerance)
+        return self.residual > allowed
 
     def lost(self, failure: Failure) -> _Sample:
         """The sample without a solution."""
@@ -365,7 +380,12 @@ class _Layout:
 
     @classmethod
     def of(cls, ctx: Any) -> _Layout:
-        indices, indptr, (rows, columns) = ctx.reduced_A.problem_data_index
+        known = ctx.reduced_A.problem_data_index
+        if known is None:  # a problem without constraints
+            rows, columns = 0, ctx.q.shape[0]
+            indices, indptr = np.zeros(0, dtype=int), np.zeros(columns + 1, dtype=int)
+        else:
+            indices, indptr, (rows, columns) = known
         variables = int(columns) - 1
         inner = indptr[variables]
         pattern = ctx.reduced_P.problem_data_index if ctx.reduced_P.reduced_mat is not None else None

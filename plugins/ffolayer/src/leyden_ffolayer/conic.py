@@ -8,10 +8,11 @@ float64.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -20,6 +21,8 @@ ForwardSolver = Literal["clarabel", "osqp", "scs"]
 SOLVERS: tuple[str, ...] = ("clarabel", "osqp", "scs")
 
 Array = np.ndarray[Any, Any]
+
+_SMALL, _LARGE = 1e-2, 1e2
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ def solve_cone_program(
     tolerance: float = 1e-9,
     max_iterations: int = 0,
     verbose: bool = False,
+    units: Units | None = None,
 ) -> Solved:
     """Solve a cone program.
 
@@ -116,6 +120,7 @@ def solve_cone_program(
         tolerance: absolute and relative accuracy that is asked of the solver.
         max_iterations: the most it may take; 0 leaves the solver's own limit.
         verbose: whether the solver prints what it does.
+        units: the program's sizes; None: see `units_of`.
 
     Returns:
         What it found; a program without solution is an outcome, not an exception.
@@ -124,7 +129,77 @@ def solve_cone_program(
         ValueError: if the solver does not know one of the cones.
     """
     call = {"clarabel": _clarabel, "osqp": _osqp, "scs": _scs}[solver]
-    return call(P, q, A, b, cones, tolerance, max_iterations, verbose)
+    units = units or units_of(P, q, A, b)
+    found = call(
+        P * (units.length / units.force), q / units.force, A, b / units.length, cones, tolerance,
+        max_iterations, verbose,
+    )  # fmt: skip
+    return replace(
+        found, primal=found.primal * units.length, slack=found.slack * units.length,
+        dual=found.dual * units.force,
+    )  # fmt: skip
+
+
+class Units(NamedTuple):
+    """The sizes of a program: of its decisions and slacks, and of its objective's gradient and multipliers.
+
+    A solver's tolerances are absolute below 1, so that it would stop far too early on a program of small
+    numbers. Divided by their units, programs of every size are one to it; all are powers of two, so that
+    nothing is rounded.
+    """
+
+    length: float = 1.0
+    force: float = 1.0
+
+
+def units_of(P: sp.spmatrix, q: Array, A: sp.spmatrix, b: Array) -> Units:
+    """The units of a program: 1 for what is neither small nor large.
+
+    Args:
+        P: the objective's matrix, or its upper triangle.
+        q: of shape (variables,).
+        A: of shape (rows, variables).
+        b: of shape (rows,).
+
+    Returns:
+        The units.
+
+    >>> units_of(sp.eye(1, format="csc"), np.array([2.0**-20]), sp.csc_matrix((0, 1)), np.zeros(0))
+    Units(length=9.5367431640625e-07, force=9.5367431640625e-07)
+    """
+    curvature = float(np.abs(P.data).max(initial=0.0))
+    length, force = _size(b / row_norms(A)), _size(q)
+    if curvature:
+        reach = float(np.abs(q).max(initial=0.0)) / curvature
+        # Right-hand sides may all be large because no row is near.
+        length = min(length, max(reach, 1.0)) if reach and length else length or reach
+    length = length or 1.0
+    if force < 1 and curvature:
+        force = max(force, min(curvature * length, 1.0) if force else curvature * length)
+    return Units(_power_of_two(length), _power_of_two(force or 1.0))
+
+
+def _size(values: Array) -> float:
+    """1 unless all numbers are small or all are large; 0 if there are none but zeros."""
+    sizes = np.abs(values[values != 0])
+    if not len(sizes):
+        return 0.0
+    return float(sizes.max() if sizes.max() < _SMALL else sizes.min() if sizes.min() > _LARGE else 1.0)
+
+
+def row_norms(A: sp.spmatrix) -> Array:
+    """The lengths of a sparse matrix's rows; 1 for rows of zeros.
+
+    >>> row_norms(sp.csc_matrix([[3.0, 4.0], [0.0, 0.0]]))
+    array([5., 1.])
+    """
+    entries = A.tocoo()
+    squares = np.bincount(entries.row, weights=entries.data**2, minlength=A.shape[0])
+    return np.where(squares > 0, np.sqrt(squares), 1.0)
+
+
+def _power_of_two(size: float) -> float:
+    return 1.0 if _SMALL <= size <= _LARGE else float(2.0 ** round(math.log2(size)))
 
 
 def _clarabel(

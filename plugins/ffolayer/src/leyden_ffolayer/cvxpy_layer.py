@@ -13,11 +13,18 @@ from torch import Tensor
 from leyden_ffolayer.cone_program import Mode
 from leyden_ffolayer.cone_solver import FFOSolver
 from leyden_ffolayer.conic import SOLVERS
-from leyden_ffolayer.qp_layer import OnFailure
+from leyden_ffolayer.qp_layer import OnFailure, common_type
 from leyden_ffolayer.report import SolveReport
 
 _PEERS_OWN = ("diffcp", "moreau", "cuclarabel", "mpax", "ecos")
 """Names that cvxpylayers takes as a solver and that stand for nothing of ours."""
+
+_SIGNS = {
+    "nonneg": (1, "nonnegative"),
+    "pos": (1, "positive"),
+    "nonpos": (-1, "nonpositive"),
+    "neg": (-1, "negative"),
+}
 
 
 class FFOLayer(CvxpyLayer):
@@ -126,11 +133,10 @@ class FFOLayer(CvxpyLayer):
         """
         if warm_start:
             raise ValueError("warm_start: expected False, which is all that this solver knows, got True")
+        dtype = common_type(dict(zip(self._names, params, strict=False))) if params else torch.float64
+        device = params[0].device if params else None
         self._check(params)
         empty = _empty_batch(params, self.ctx.parameters)
-        dtype, device = params[0].dtype if params else torch.float64, params[0].device if params else None
-        for param in params[1:]:
-            dtype = torch.promote_types(dtype, param.dtype)
         with torch.autocast("cpu" if device is None else device.type, enabled=False):
             doubles = [
                 _symmetrised(param.to("cpu", torch.float64), symmetric)
@@ -157,6 +163,7 @@ class FFOLayer(CvxpyLayer):
                 raise ValueError(f"{name}: expected finite numbers, got NaN or infinity")
             if positive and not bool((param > 0).all()):
                 raise ValueError(f"{name}: expected positive numbers in a geometric program, got others")
+            check_attributes(name, expected, param)
         sizes = {
             name: len(param)
             for name, expected, param in zip(self._names, self.ctx.parameters, params, strict=True)
@@ -172,10 +179,37 @@ class FFOLayer(CvxpyLayer):
         anchor = torch.stack([param.sum() for param in params]).sum() * 0
         return tuple(
             anchor * param_zeros
-            for param_zeros in (
-                torch.zeros(0, *variable.shape, dtype=torch.float64) for variable in self.ctx.var_recover
-            )
+            for param_zeros in (anchor.new_zeros(0, *variable.shape) for variable in self.ctx.var_recover)
         )
+
+
+def check_attributes(name: str, parameter: cp.Parameter, value: Tensor) -> None:
+    """Raise a ValueError unless a value has the sign or the definiteness that its parameter declares.
+
+    Convexity rests on them: without, a solver may return a point that is no solution, and say nothing.
+
+    Args:
+        name: of the parameter.
+        parameter: with its attributes.
+        value: with a batch in front or not; what is wrong within rounding passes.
+    """
+    declared = parameter.attributes
+    double = value.detach().to("cpu", torch.float64)
+    if double.numel() == 0 or not any(declared[one] for one in (*_SIGNS, "PSD", "NSD")):
+        return
+    eps = torch.finfo(value.dtype).eps if value.is_floating_point() else 0.0
+    allowed = max(1e-9, 10 * eps) * float(double.abs().max())
+    for attribute, (sign, words) in _SIGNS.items():
+        if declared[attribute] and float((sign * double).min()) < -allowed:
+            raise ValueError(f"{name}: expected {words} numbers, got {float(sign * (sign * double).min()):g}")
+    for attribute, sign, words in (("PSD", 1, "positive"), ("NSD", -1, "negative")):
+        if declared[attribute]:
+            lowest = float(torch.linalg.eigvalsh(sign * 0.5 * (double + double.mT)).min())
+            if lowest < -allowed:
+                raise ValueError(
+                    f"{name}: expected a {words} semidefinite matrix, got one with eigenvalue "
+                    f"{sign * lowest:.3g}"
+                )
 
 
 class _OnDemand:

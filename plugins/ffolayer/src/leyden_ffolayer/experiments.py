@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -107,6 +107,14 @@ def smooth_problem(seed: int) -> SmoothProblem:
 Formula = Literal["paper", "released"]
 
 
+class Learned(NamedTuple):
+    """Mean squared errors of learning constraints: at first and at last on fresh pairs, and of validation."""
+
+    before: float
+    after: float
+    validation: float
+
+
 def learn_constraints(
     seed: int,
     *,
@@ -118,7 +126,7 @@ def learn_constraints(
     batch: int = 16,
     pairs: int = 256,
     on_step: Callable[[int, float], None] | None = None,
-) -> tuple[float, float]:
+) -> Learned:
     """Learn G and h of a quadratic program from its solutions (experiment E3).
 
     Args:
@@ -129,11 +137,11 @@ def learn_constraints(
         rows: number of constraints.
         rate: learning rate.
         batch: pairs a step.
-        pairs: training pairs; as many as half of it are fresh ones for the test.
+        pairs: training pairs; half as many are fresh ones for the test, and as many for validation.
         on_step: called with the step and the test error every tenth step.
 
     Returns:
-        Mean squared error on fresh pairs before and after.
+        The errors.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -145,16 +153,18 @@ def learn_constraints(
     true_h = torch.rand(rows, generator=generator, dtype=torch.float64)
     layer = FFOQPLayer(return_duals=True)
     costs, fresh = 2 * normal(pairs, size), 2 * normal(pairs // 2, size)
-    solutions, wanted = (layer(Q, q, true_G, true_h)[0] for q in (costs, fresh))
+    apart = torch.Generator().manual_seed(10_000 + seed)
+    held_out = 2 * torch.randn(pairs // 2, size, generator=apart, dtype=torch.float64)
+    solutions, wanted, expected = (layer(Q, q, true_G, true_h)[0] for q in (costs, fresh, held_out))
     G = (true_G + 0.5 * normal(rows, size)).requires_grad_()
     h = (true_h + 0.5 * torch.rand(rows, generator=generator, dtype=torch.float64)).requires_grad_()
     optimizer = torch.optim.Adam([G, h], lr=rate)
 
-    def error() -> float:
+    def error(q: Tensor, solution: Tensor) -> float:
         with torch.no_grad():
-            return float((layer(Q, fresh, G, h)[0] - wanted).square().mean())
+            return float((layer(Q, q, G, h)[0] - solution).square().mean())
 
-    before = error()
+    before = error(fresh, wanted)
     for step in range(1, steps + 1):
         chosen = torch.randperm(pairs, generator=generator)[:batch]
         q = costs[chosen].clone().requires_grad_()
@@ -167,5 +177,5 @@ def learn_constraints(
             G.grad -= lam.detach().T @ q.grad
         optimizer.step()
         if on_step is not None and step % 10 == 0:
-            on_step(step, error())
-    return before, error()
+            on_step(step, error(fresh, wanted))
+    return Learned(before, error(fresh, wanted), error(held_out, expected))

@@ -96,16 +96,18 @@ def start(program: Program, structure: Structure) -> Iterates:
     nu = program.b.new_zeros(program.b.shape)
     ones = program.h.new_ones(batch, count)
     system = _system(program, structure, ones)
-    y, nu = system.solve(-program.q + combine(program.G, program.h), program.b)
-    rest = apply(program.G, y) - program.h
+    y, nu = system.solve(-program.q + structure.pull(program, program.h), program.b)
+    rest = structure.reach(program, y) - program.h
+    unknown = y.new_full((batch,), torch.inf)
+    iterations = torch.zeros_like(unknown, dtype=torch.int64)
     if count == 0:
-        return Iterates(y, ones, ones, nu, torch.full((batch,), torch.inf, dtype=y.dtype), _counts(batch))
+        return Iterates(y, ones, ones, nu, unknown, iterations)
     scale = 1 + rest.abs().amax(dim=1, keepdim=True)
     low = (-rest).amin(dim=1, keepdim=True)
     slack = torch.where(low > 1e-3 * scale, -rest, -rest - low + scale * 0.1 + 1e-3)
     low = rest.amin(dim=1, keepdim=True)
     lam = torch.where(low > 1e-3 * scale, rest, rest - low + scale * 0.1 + 1e-3)
-    return Iterates(y, slack, lam, nu, torch.full((batch,), torch.inf, dtype=y.dtype), _counts(batch))
+    return Iterates(y, slack, lam, nu, unknown, iterations)
 
 
 def advance(
@@ -123,14 +125,14 @@ def advance(
     Returns:
         Which samples reached the tolerance.
     """
-    alive = torch.ones(len(program.q), dtype=torch.bool)
+    alive = torch.ones_like(iterates.residual, dtype=torch.bool)
     while True:
         places = alive.nonzero().flatten()
         if len(places) == 0:
             break
         part = program if len(places) == len(alive) else program.take(places)
         state = iterates.take(places)
-        residuals = _Residuals(part, state)
+        residuals = Residuals(part, state, structure)
         state.residual = residuals.relative
         iterates.residual[places] = state.residual
         going = (state.residual > tolerance) & (state.iterations < most)
@@ -153,14 +155,23 @@ def advance(
     return iterates.residual <= tolerance
 
 
-class _Residuals:
-    """What is left of the optimality conditions at a point."""
+class Residuals:
+    """What is left of the optimality conditions at a point.
 
-    def __init__(self, program: Program, state: Iterates) -> None:
-        curvature = apply(program.Q, state.y)
-        pull = combine(program.G, state.lam) + combine(program.A, state.nu)
+    Attributes:
+        dual: of stationarity, of shape (batch, variables).
+        inequality: ``Gy + s - h``.
+        equality: ``Ay - b``.
+        products: ``sλ``.
+        mean: their mean, of shape (batch, 1).
+        relative: the largest of all, relative to the problem's own size, of shape (batch,).
+    """
+
+    def __init__(self, program: Program, state: Iterates, structure: Structure) -> None:
+        curvature = structure.curve(program, state.y)
+        pull = structure.pull(program, state.lam) + combine(program.A, state.nu)
         self.dual = curvature + program.q + pull
-        reach = apply(program.G, state.y)
+        reach = structure.reach(program, state.y)
         self.inequality = reach + state.slack - program.h
         self.equality = apply(program.A, state.y) - program.b
         self.products = state.slack * state.lam
@@ -181,7 +192,7 @@ class _Condensed:
 
     def __init__(self, program: Program, structure: Structure, weights: Tensor) -> None:
         self._A = program.A
-        matrix = _weighted_gram(program.G, weights, structure) + program.Q
+        matrix = structure.gram(program, weights) + program.Q
         size = matrix.shape[-1]
         level = matrix.diagonal(dim1=1, dim2=2).mean(dim=1)
         # Relative to Q: relative to the whole, which grows without bound, it would stall the last digits.
@@ -196,7 +207,7 @@ class _Condensed:
         self._root, failed = torch.linalg.cholesky_ex(matrix)
         self.failed = bool(failed.any())
         if self.failed:
-            more = 1e-8 * level[:, None, None] * torch.eye(size, dtype=matrix.dtype)
+            more = 1e-8 * level[:, None, None] * torch.eye(size, dtype=matrix.dtype, device=matrix.device)
             self._root, failed = torch.linalg.cholesky_ex(matrix + more)
             self.failed = bool(failed.any())
         if program.b.shape[1] and not self.failed:
@@ -226,7 +237,7 @@ def _system(program: Program, structure: Structure, weights: Tensor) -> _Condens
     return _Condensed(program, structure, weights)
 
 
-def _step(program: Program, structure: Structure, state: Iterates, residuals: _Residuals) -> bool:
+def _step(program: Program, structure: Structure, state: Iterates, residuals: Residuals) -> bool:
     """One predictor and corrector; returns whether the matrix could be factorised."""
     weights = state.lam / state.slack
     system = _system(program, structure, weights)
@@ -235,8 +246,8 @@ def _step(program: Program, structure: Structure, state: Iterates, residuals: _R
 
     def direction(products: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         rest = (state.lam * residuals.inequality - products) / state.slack
-        dy, dnu = system.solve(-residuals.dual - combine(program.G, rest), -residuals.equality)
-        reach = apply(program.G, dy)
+        dy, dnu = system.solve(-residuals.dual - structure.pull(program, rest), -residuals.equality)
+        reach = structure.reach(program, dy)
         return dy, -residuals.inequality - reach, weights * reach + rest, dnu
 
     count = state.slack.shape[1]
@@ -268,19 +279,85 @@ class Structure(NamedTuple):
 
     Attributes:
         single: which rows of G have a single entry, such as bounds; None: not enough of them, or not one G
-            for the whole batch.
-        places: the variable of each such row.
-        squares: the square of its entry.
+            and one A for the whole batch.
+        bounds: the places of those rows.
+        places: the variable of each.
+        entries: its entry.
+        rest: the places of the other rows.
         others: the other rows.
         diagonal: the diagonal of Q, where Q has nothing else, few rows of G have several entries and there
             are no equalities.
     """
 
     single: Tensor | None = None
+    bounds: Tensor | None = None
     places: Tensor | None = None
-    squares: Tensor | None = None
+    entries: Tensor | None = None
+    rest: Tensor | None = None
     others: Tensor | None = None
     diagonal: Tensor | None = None
+
+    def reach(self, program: Program, y: Float[Tensor, "batch variables"]) -> Tensor:
+        """The products ``Gy``."""
+        if self.bounds is None or self.rest is None or self.others is None:
+            return apply(program.G, y)
+        assert self.places is not None
+        assert self.entries is not None
+        found = y.new_empty(len(y), len(self.bounds) + len(self.rest))
+        found[:, self.bounds] = y[:, self.places] * self.entries
+        found[:, self.rest] = y @ self.others.T
+        return found
+
+    def pull(self, program: Program, lam: Float[Tensor, "batch inequalities"]) -> Tensor:
+        """The products ``Gᵀλ``."""
+        if self.bounds is None or self.rest is None or self.others is None:
+            return combine(program.G, lam)
+        assert self.places is not None
+        assert self.entries is not None
+        found = lam[:, self.rest] @ self.others
+        return found.index_add_(1, self.places, lam[:, self.bounds] * self.entries)
+
+    def pins(self, indices: Tensor, equalities: int) -> tuple[Tensor, Tensor]:
+        """Variable and entry of rows with a single entry, 0 for others, after so many equality rows.
+
+        Args:
+            indices: which rows of G, of shape (batch, rows).
+            equalities: how many rows of A stand before them.
+
+        Returns:
+            Places and entries, both of shape (batch, equalities + rows).
+        """
+        assert self.single is not None
+        assert self.bounds is not None
+        assert self.places is not None
+        assert self.entries is not None
+        places = torch.zeros_like(self.single, dtype=torch.int64).index_put_((self.bounds,), self.places)
+        entries = self.entries.new_zeros(len(self.single)).index_put_((self.bounds,), self.entries)
+        none = places.new_zeros(len(indices), equalities)
+        return torch.cat([none, places[indices]], dim=1), torch.cat([none.double(), entries[indices]], dim=1)
+
+    def curve(self, program: Program, y: Float[Tensor, "batch variables"]) -> Tensor:
+        """The products ``Qy``."""
+        return apply(program.Q, y) if self.diagonal is None else y * self.diagonal
+
+    def gram(self, program: Program, weights: Float[Tensor, "batch inequalities"]) -> Tensor:
+        """The matrices ``Gᵀ diag(d) G``; rows with a single entry only touch the diagonal."""
+        if self.rest is None or self.others is None:
+            scaled = program.G * weights.sqrt().unsqueeze(-1)
+            return scaled.mT @ scaled
+        scaled = self.others * weights[:, self.rest].sqrt().unsqueeze(-1)
+        found = scaled.mT @ scaled
+        found.diagonal(dim1=1, dim2=2).add_(self.bounds_gram(weights))
+        return found
+
+    def bounds_gram(self, weights: Float[Tensor, "batch inequalities"]) -> Tensor:
+        """What the rows with a single entry add to the diagonal of ``Gᵀ diag(d) G``."""
+        assert self.bounds is not None
+        assert self.places is not None
+        assert self.entries is not None
+        assert self.others is not None
+        found = weights.new_zeros(len(weights), self.others.shape[1])
+        return found.index_add_(1, self.places, weights[:, self.bounds] * self.entries.square())
 
 
 def structure_of(program: Program) -> Structure:
@@ -293,39 +370,21 @@ def structure_of(program: Program) -> Structure:
         Their structure.
     """
     G, Q = program.G, program.Q
-    if G.dim() == 3 or len(G) == 0:
+    if G.dim() == 3 or program.A.dim() == 3 or len(G) == 0:
         return Structure()
     single = (G != 0).sum(dim=1) == 1
     if int(single.sum()) * 4 < len(G):
         return Structure()
-    others, places = G[~single], G[single].abs().argmax(dim=1)
-    squares = G[single].gather(1, places[:, None]).squeeze(1).square()
-    few = len(others) * 4 <= G.shape[1] and program.b.shape[1] == 0
-    diagonal = Q.diagonal() if few and Q.dim() == 2 and int((Q != 0).sum()) <= len(Q) else None
-    return Structure(single, places, squares, others, diagonal)
+    bounds, rest = single.nonzero().flatten(), (~single).nonzero().flatten()
+    places = G[bounds].abs().argmax(dim=1)
+    entries = G[bounds, places]
+    few = len(rest) * 4 <= G.shape[1] and program.b.shape[1] == 0
+    diagonal = Q.diagonal() if few and Q.dim() == 2 and _is_diagonal(Q) else None
+    return Structure(single, bounds, places, entries, rest, G[rest], diagonal)
 
 
-def _bounds_diagonal(structure: Structure, weights: Tensor, size: int) -> Tensor:
-    """What the rows with a single entry add to the diagonal of ``Gᵀ diag(d) G``."""
-    assert structure.single is not None
-    assert structure.places is not None
-    assert structure.squares is not None
-    diagonal = weights.new_zeros(len(weights), size)
-    diagonal.index_add_(1, structure.places, weights[:, structure.single] * structure.squares)
-    return diagonal
-
-
-def _weighted_gram(G: Tensor, weights: Tensor, structure: Structure) -> Tensor:
-    """The matrices ``Gᵀ diag(d) G``; rows with a single entry, such as bounds, only touch the diagonal."""
-    if structure.single is None:
-        scaled = G * weights.sqrt().unsqueeze(-1)
-        return scaled.mT @ scaled
-    assert structure.others is not None
-    size = G.shape[1]
-    scaled = structure.others * weights[:, ~structure.single].sqrt().unsqueeze(-1)
-    gram = scaled.mT @ scaled if scaled.shape[1] else G.new_zeros(len(weights), size, size)
-    gram.diagonal(dim1=1, dim2=2).add_(_bounds_diagonal(structure, weights, size))
-    return gram
+def _is_diagonal(matrix: Tensor) -> bool:
+    return int(matrix.count_nonzero()) == int(matrix.diagonal().count_nonzero())
 
 
 class _Woodbury:
@@ -336,13 +395,12 @@ class _Woodbury:
     def __init__(self, structure: Structure, weights: Tensor) -> None:
         assert structure.diagonal is not None
         assert structure.others is not None
-        assert structure.single is not None
-        size = len(structure.diagonal)
+        assert structure.rest is not None
         self._rows = structure.others
-        diagonal = structure.diagonal + _bounds_diagonal(structure, weights, size)
+        diagonal = structure.diagonal + structure.bounds_gram(weights)
         self._diagonal = diagonal + _DAMPING * structure.diagonal.mean() + 1e-300
         inner = (self._rows / self._diagonal.unsqueeze(1)) @ self._rows.T
-        inner.diagonal(dim1=1, dim2=2).add_(1 / weights[:, ~structure.single])
+        inner.diagonal(dim1=1, dim2=2).add_(1 / weights[:, structure.rest])
         self._inner, failed = torch.linalg.cholesky_ex(inner)
         self.failed = bool(failed.any())
 
@@ -360,7 +418,3 @@ def _largest(values: Tensor) -> Tensor:
     if values.shape[1] == 0:
         return values.new_zeros(len(values))
     return values.abs().amax(dim=1)
-
-
-def _counts(batch: int) -> Tensor:
-    return torch.zeros(batch, dtype=torch.int64)

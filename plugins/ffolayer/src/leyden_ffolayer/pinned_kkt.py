@@ -2,11 +2,12 @@
 
 A row with a single entry fixes its variable, so the system of Section 3.4 of Zhao and others (2025) shrinks
 to the variables that are left and the rows with several entries; the multipliers of the bounds follow from
-stationarity. On the paper's box programs that is most of the work.
+stationarity. On the paper's box programs that is most of the work. No matrix of all active rows is formed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import torch
@@ -22,7 +23,6 @@ class PinnedKKT:
 
     Attributes:
         hessian: H, of shape (variables, variables) or (batch, variables, variables).
-        rows: B, of shape (batch, rows, variables), zero where padded.
         kept: which rows are no padding.
         pins: which rows fix a variable.
         places: the variable that each row fixes; 0 for the others.
@@ -31,11 +31,11 @@ class PinnedKKT:
         free_kept: which of them are no padding.
         general: the rows that are left, padded.
         general_kept: which of them are no padding.
+        general_rows: those rows, zero where padded.
         inner: the system of what is left.
     """
 
     hessian: Tensor
-    rows: Float[Tensor, "batch rows variables"]
     kept: Bool[Tensor, "batch rows"]
     pins: Bool[Tensor, "batch rows"]
     places: Int[Tensor, "batch rows"]
@@ -44,6 +44,7 @@ class PinnedKKT:
     free_kept: Bool[Tensor, "batch free"]
     general: Int[Tensor, "batch general"]
     general_kept: Bool[Tensor, "batch general"]
+    general_rows: Float[Tensor, "batch general variables"]
     inner: ReducedKKT
 
     @property
@@ -57,20 +58,23 @@ class PinnedKKT:
         return self.inner.unusable
 
     def solve(
-        self, first: Float[Tensor, "batch variables"], second: Float[Tensor, "batch rows"]
+        self,
+        first: Float[Tensor, "batch variables"],
+        second: Float[Tensor, "batch rows"],
     ) -> tuple[Float[Tensor, "batch variables"], Float[Tensor, "batch rows"]]:
         """Solve ``[H Bᵀ; B 0] [u; w] = [first; second]``, as `ReducedKKT.solve` does."""
         second = second * self.kept
         fixed = torch.zeros_like(first)
         fixed.scatter_add_(1, self.places, torch.where(self.pins, second / self.entries, 0.0))
         rest = first - apply(self.hessian, fixed)
-        right = second - apply(self.rows, fixed)
-        moved, inner = self.inner.solve(
-            rest.gather(1, self.free) * self.free_kept, right.gather(1, self.general) * self.general_kept
+        right = second.gather(1, self.general) - apply(self.general_rows, fixed)
+        moved, multipliers = self.inner.solve(
+            rest.gather(1, self.free) * self.free_kept, right * self.general_kept
         )
         u = fixed.scatter_add(1, self.free, moved * self.free_kept)
-        w = torch.zeros_like(second).scatter_add_(1, self.general, inner * self.general_kept)
-        left = first - apply(self.hessian, u) - combine(self.rows, w)
+        multipliers = multipliers * self.general_kept
+        w = torch.zeros_like(second).scatter_add_(1, self.general, multipliers)
+        left = first - apply(self.hessian, u) - combine(self.general_rows, multipliers)
         return u, torch.where(self.pins, left.gather(1, self.places) / self.entries, w)
 
     def take(self, samples: Tensor) -> PinnedKKT:
@@ -87,9 +91,10 @@ class PinnedKKT:
 
 def factorise_pinned(
     hessian: Tensor,
-    rows: Float[Tensor, "batch rows variables"],
     kept: Bool[Tensor, "batch rows"],
-    single: Bool[Tensor, "batch rows"],
+    places: Int[Tensor, "batch rows"],
+    entries: Float[Tensor, "batch rows"],
+    rows_at: Callable[[Tensor], Tensor],
     *,
     careful: bool = True,
 ) -> PinnedKKT:
@@ -97,46 +102,64 @@ def factorise_pinned(
 
     Args:
         hessian: H, symmetric.
-        rows: B.
         kept: which rows are no padding.
-        single: which rows have a single entry.
+        places: the variable of each row that has a single entry; anything for the others.
+        entries: its entry there; 0 for rows with several entries.
+        rows_at: the rows at given places, of shape (batch, places, variables).
         careful: see `leyden_ffolayer.reduced_kkt.factorise`.
 
     Returns:
         The factors. Of several rows that fix one variable the first counts as a bound, the others as rows
         that depend on it.
     """
-    batch, count, size = rows.shape
-    candidates = kept & single
-    places = rows.abs().argmax(dim=2)
-    order = torch.arange(count).expand(batch, -1)
-    first = torch.full((batch, size), count).scatter_reduce(
+    batch, count = kept.shape
+    size = hessian.shape[-1]
+    candidates = kept & (entries != 0)
+    places = torch.where(candidates, places, 0)
+    order = torch.cumsum(torch.ones_like(places), dim=1) - 1
+    first = places.new_full((batch, size), count).scatter_reduce(
         1, places, torch.where(candidates, order, count), "amin"
     )
     pins = candidates & (first.gather(1, places) == order)
     places = torch.where(pins, places, 0)
-    entries = torch.where(pins, rows.gather(2, places.unsqueeze(2)).squeeze(2), 1.0)
-    taken = torch.zeros(batch, size).scatter_add_(1, places, pins.float()) > 0
-    free, free_kept = _packed(~taken)
-    general, general_kept = _packed(kept & ~pins)
+    entries = torch.where(pins, entries, 1.0)
+    taken = places.new_zeros(batch, size).scatter_add_(1, places, pins.long()) > 0
+    free, free_kept = packed(~taken)
+    general, general_kept = packed(kept & ~pins)
+    general_rows = rows_at(general) * general_kept.unsqueeze(2)
     if hessian.dim() == 2:
         reduced = hessian[free.unsqueeze(2), free.unsqueeze(1)]
     else:
         wide = hessian.gather(1, free.unsqueeze(2).expand(-1, -1, size))
         reduced = wide.gather(2, free.unsqueeze(1).expand(-1, free.shape[1], -1))
     both = free_kept.unsqueeze(2) & free_kept.unsqueeze(1)
-    reduced = torch.where(both, reduced, torch.diag_embed((~free_kept).to(rows.dtype)))
-    wide = rows.gather(1, general.unsqueeze(2).expand(-1, -1, size))
-    inside = wide.gather(2, free.unsqueeze(1).expand(-1, general.shape[1], -1))
-    inside = inside * (general_kept.unsqueeze(2) & free_kept.unsqueeze(1))
+    reduced = torch.where(both, reduced, torch.diag_embed((~free_kept).to(entries.dtype)))
+    inside = general_rows.gather(2, free.unsqueeze(1).expand(-1, general.shape[1], -1))
+    inside = inside * free_kept.unsqueeze(1)
     inner = factorise(reduced, inside, general_kept, careful=careful)
     return PinnedKKT(
-        hessian, rows, kept, pins, places, entries, free, free_kept, general, general_kept, inner
+        hessian,
+        kept,
+        pins,
+        places,
+        entries,
+        free,
+        free_kept,
+        general,
+        general_kept,
+        general_rows,
+        inner,
     )
 
 
-def _packed(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The places of the true entries of each row, padded to one number, and which are no padding."""
+def packed(mask: Bool[Tensor, "batch columns"]) -> tuple[Tensor, Tensor]:
+    """The places of the true entries of each row, padded to one number, and which are no padding.
+
+    >>> packed(torch.tensor([[False, True, True], [True, False, False]]))
+    (tensor([[1, 2],
+            [0, 1]]), tensor([[ True,  True],
+            [ True, False]]))
+    """
     most = int(mask.sum(dim=1).max()) if mask.shape[1] else 0
     order = mask.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]
     return order, mask.gather(1, order)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -20,7 +21,6 @@ from leyden_ffolayer.quadratic import (
     Solution,
     direction,
     gradients,
-    scale_rows,
     solve,
 )
 from leyden_ffolayer.report import SolveReport
@@ -120,26 +120,26 @@ class FFOQPLayer(nn.Module):
         >>> layer(torch.eye(2), torch.tensor([-2.0, 0.5]), -torch.eye(2), torch.zeros(2))
         tensor([2., 0.])
         """
+        given = {n: v for n, v in zip(_NAMES, (Q, q, G, h, A, b), strict=True) if v is not None}
+        dtype = common_type(given)
         arguments = _complete(Q, q, G, h, A, b)
         batch = _batch_of(arguments)
-        given = [argument for argument in (Q, q, G, h, A, b) if argument is not None]
-        dtype = given[0].dtype
-        for argument in given[1:]:
-            dtype = torch.promote_types(dtype, argument.dtype)
         with torch.autocast(q.device.type, enabled=False):
             # Within a Function one cannot know whether gradients are switched off.
             for_gradients = torch.is_grad_enabled() and any(argument.requires_grad for argument in arguments)
+            call = _Call(self, batch, for_gradients, torch.finfo(Q.dtype).eps if Q.is_floating_point() else 0)
             doubles = [argument.to("cpu", torch.float64) for argument in arguments]
-            outputs: tuple[Tensor, ...] = _SolveQP.apply(self, batch, for_gradients, *doubles)  # type: ignore[no-untyped-call]
+            outputs: tuple[Tensor, ...] = _SolveQP.apply(call, *doubles)  # type: ignore[no-untyped-call]
         outputs = tuple(output.to(q.device, dtype) for output in outputs)
         if batch is None:
             outputs = tuple(output.squeeze(0) for output in outputs)
         y, lam, nu = outputs
         return (y, lam, nu) if self.return_duals else y
 
-    def _solve(self, program: Program, for_gradients: bool) -> Solution:
+    def _solve(self, program: Program, for_gradients: bool, rounding: float) -> Solution:
         """Check the numbers, solve, and take note of what happened."""
-        root = _definite(program)
+        _check_finite(program)
+        program, root = _definite(program, rounding)
         solution = solve(
             program, solver=self.solver, tolerance=self.tol, polish=self.polish,
             max_iterations=self.max_iter, for_gradients=for_gradients, root=root,
@@ -178,11 +178,20 @@ class FFOQPLayer(nn.Module):
 
 
 @dataclass(frozen=True)
+class _Call:
+    """A call of a layer: its batch size, whether gradients are wanted, and the rounding error of Q."""
+
+    layer: FFOQPLayer
+    batch: int | None
+    for_gradients: bool
+    rounding: float
+
+
+@dataclass(frozen=True)
 class _Kept:
     """What a backward pass needs."""
 
     solution: Solution
-    lengths: tuple[Tensor, Tensor]
     report: SolveReport
     shared: tuple[str, ...]
 
@@ -191,10 +200,8 @@ class _SolveQP(torch.autograd.Function):
     """Primal and dual solution of a batch of programs, in float64."""
 
     @staticmethod
-    def forward(
-        ctx: Any, layer: FFOQPLayer, batch: int | None, for_gradients: bool, *arguments: Tensor
-    ) -> tuple[Tensor, ...]:
-        count = 1 if batch is None else batch
+    def forward(ctx: Any, call: _Call, *arguments: Tensor) -> tuple[Tensor, ...]:
+        count = 1 if call.batch is None else call.batch
         shared = tuple(
             name
             for name, value in zip(_NAMES, arguments, strict=True)
@@ -203,26 +210,24 @@ class _SolveQP(torch.autograd.Function):
         if count == 0:
             ctx.kept = None
             return _empty(arguments)
-        with layer.report.timed("forward_ms"):
+        report = call.layer.report
+        with report.timed("forward_ms"):
             Q, q, G, h, A, b = arguments
             program = Program(
                 0.5 * (Q + Q.mT), q.expand(count, -1), G, h.expand(count, -1), A, b.expand(count, -1)
             )
-            _check_finite(program)
-            solution = layer._solve(program, for_gradients)
-            if for_gradients:
-                scaled = scale_rows(program)
-                lengths = (scaled.inequality_lengths, scaled.equality_lengths)
-                ctx.kept = _Kept(solution, lengths, layer.report, shared)
+            solution = call.layer._solve(program, call.for_gradients, call.rounding)
+            if call.for_gradients:
+                ctx.kept = _Kept(solution, report, shared)
         return solution.y.clone(), solution.lam.clone(), solution.nu.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, c: Tensor, c_lam: Tensor, c_nu: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = [name for name, needed in zip(_NAMES, ctx.needs_input_grad[3:], strict=True) if needed]
+        wanted = [name for name, needed in zip(_NAMES, ctx.needs_input_grad[1:], strict=True) if needed]
         kept: _Kept | None = ctx.kept
         if kept is None:
-            return (None, None, None, *(None for _ in _NAMES))
+            return (None, *(None for _ in _NAMES))
         with kept.report.timed("backward_ms"):
             solution = kept.solution
             lost = [failure.sample for failure in solution.failures]
@@ -230,33 +235,35 @@ class _SolveQP(torch.autograd.Function):
             for value in losses if lost else ():
                 value[lost] = 0
             if all(not bool(value.any()) for value in losses):
-                found = _zeros(solution, wanted, kept.shared, kept.lengths)
+                found = _zeros(solution, wanted, kept.shared)
             else:
-                along = direction(solution, kept.lengths, *losses)
+                along = direction(solution, *losses)
                 found = gradients(solution, along, wanted, kept.shared)._asdict()
-        return (None, None, None, *(found[name] for name in _NAMES))
+        return (None, *(found[name] for name in _NAMES))
 
 
 def _complete(*arguments: Tensor | None) -> tuple[Tensor, ...]:
     """All six arguments, with their shapes checked; what is not given has no rows."""
-    Q, q, G, h, A, b = (
-        None if argument is None or (argument.numel() == 0 and argument.dim() < 2) else argument
-        for argument in arguments
-    )
-    if Q is None or q is None:
-        raise ValueError(f"{'Q' if Q is None else 'q'}: expected a tensor with elements, got none")
+    Q, q, G, h, A, b = arguments
+    for name, value in (("Q", Q), ("q", q)):
+        if _absent(value):
+            raise ValueError(f"{name}: expected a tensor with elements, got none")
+    assert Q is not None
+    assert q is not None
     if q.dim() not in (1, 2):
         raise ValueError(f"q: expected shape (n,) or (batch, n), got {tuple(q.shape)}")
     size = q.shape[-1]
+    if size == 0:
+        raise ValueError(f"q: expected at least one variable, got shape {tuple(q.shape)}")
     _check_shape("Q", Q, (size, size))
     pairs = []
     for names, matrix, vector in ((("G", "h"), G, h), (("A", "b"), A, b)):
-        if (matrix is None) != (vector is None):
-            missing, given = names if matrix is None else names[::-1]
-            raise ValueError(f"{missing}: expected a tensor beside {given}, got none")
-        if matrix is None or vector is None:
+        if _absent(matrix) and _absent(vector):
             pairs += [q.new_zeros(0, size), q.new_zeros(0)]
             continue
+        if matrix is None or vector is None or _absent(matrix):
+            missing, given = names if _absent(matrix) else names[::-1]
+            raise ValueError(f"{missing}: expected a tensor beside {given}, got none")
         if matrix.dim() not in (2, 3):
             raise ValueError(
                 f"{names[0]}: expected shape (rows, {size}) or (batch, rows, {size}), "
@@ -266,6 +273,11 @@ def _complete(*arguments: Tensor | None) -> tuple[Tensor, ...]:
         _check_shape(names[1], vector, (matrix.shape[-2],))
         pairs += [matrix, vector]
     return (Q, q, *pairs)
+
+
+def _absent(value: Tensor | None) -> bool:
+    """Whether an argument is not there; qpth's way to say so is a tensor without elements."""
+    return value is None or (value.dim() < 2 and value.numel() == 0)
 
 
 def _check_shape(name: str, value: Tensor, expected: tuple[int, ...]) -> None:
@@ -297,24 +309,27 @@ def _check_finite(program: Program) -> None:
             raise ValueError(f"{name}: expected finite numbers, got NaN or infinity")
 
 
-def _definite(program: Program) -> Tensor | None:
-    """The Cholesky factor of Q, None where Q is only semidefinite."""
+def _definite(program: Program, rounding: float) -> tuple[Program, Tensor | None]:
+    """The Cholesky factor of Q, None where Q is only semidefinite; what is negative by rounding becomes 0."""
     Q = program.Q
-    root: Tensor
     root, failed = torch.linalg.cholesky_ex(Q)
     if not bool(failed.any()):
         pivots = root.diagonal(dim1=-2, dim2=-1).square()
         if bool((pivots > 1e-12 * Q.diagonal(dim1=-2, dim2=-1)).all()):
-            return root
-    lowest = torch.linalg.eigvalsh(Q)[..., 0]
-    allowed = -_SEMIDEFINITE * torch.linalg.matrix_norm(Q)
+            return program, root
+    values, vectors = torch.linalg.eigh(Q)
+    lowest = values[..., 0]
+    allowed = -max(_SEMIDEFINITE, 10 * rounding) * torch.linalg.matrix_norm(Q)
     if bool((lowest < allowed).any()):
         where = "" if Q.dim() == 2 else f" in sample {int((lowest - allowed).argmin())}"
         raise ValueError(
             "Q: expected a positive semidefinite matrix, "
             f"got one with eigenvalue {float(lowest.min()):.3g}{where}"
         )
-    return None
+    if bool((lowest < 0).any()):
+        Q = (vectors * values.clamp(min=0).unsqueeze(-2)) @ vectors.mT
+        program = replace(program, Q=0.5 * (Q + Q.mT))
+    return program, None
 
 
 def _empty(arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -322,9 +337,7 @@ def _empty(arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(Q.new_zeros(0, size) for size in (Q.shape[-1], G.shape[-2], A.shape[-2]))
 
 
-def _zeros(
-    solution: Solution, wanted: list[str], shared: tuple[str, ...], lengths: tuple[Tensor, Tensor]
-) -> dict[str, Tensor | None]:
+def _zeros(solution: Solution, wanted: list[str], shared: tuple[str, ...]) -> dict[str, Tensor | None]:
     batch, size = solution.y.shape
     rows = {"G": solution.lam.shape[1], "A": solution.nu.shape[1], "Q": size}
     rows |= {"h": rows["G"], "b": rows["A"], "q": size}
@@ -354,6 +367,27 @@ def told(layer: str, failures: list[Failure], tolerance: float) -> str:
         parts.append(text)
     more = f" and {len(failures) - 3} more" if len(failures) > 3 else ""
     return f"{layer}: no solution of {len(failures)} sample(s): " + "; ".join(parts) + more
+
+
+def common_type(given: Mapping[str, Tensor]) -> torch.dtype:
+    """The type that results of the tensors have; raise a ValueError unless they are dense and real.
+
+    Args:
+        given: the tensors by name.
+
+    Returns:
+        The type that torch promotes them to; its default type where all hold whole numbers.
+    """
+    dtype = torch.bool
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{name}: expected a tensor, got {type(value).__name__}")
+        if value.is_complex():
+            raise ValueError(f"{name}: expected real numbers, got {value.dtype}")
+        if value.layout != torch.strided:
+            raise ValueError(f"{name}: expected a dense tensor, got layout {value.layout}")
+        dtype = torch.promote_types(dtype, value.dtype)
+    return dtype if dtype.is_floating_point else torch.get_default_dtype()
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

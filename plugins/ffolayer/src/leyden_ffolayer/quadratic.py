@@ -9,7 +9,7 @@ gradients. All in float64.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -22,20 +22,25 @@ from leyden_ffolayer.conic import Cones, ForwardSolver, solve_cone_program
 from leyden_ffolayer.interior_point import (
     Iterates,
     Program,
+    Residuals,
     Structure,
-    _Residuals,
     advance,
     start,
     structure_of,
 )
-from leyden_ffolayer.pinned_kkt import PinnedKKT, factorise_pinned
+from leyden_ffolayer.pinned_kkt import PinnedKKT, factorise_pinned, packed
 from leyden_ffolayer.reduced_kkt import ReducedKKT, apply, combine, factorise
 
 QPSolver = Literal["ipm", "clarabel", "osqp"]
 QP_SOLVERS: tuple[str, ...] = ("ipm", "clarabel", "osqp")
 
 _EARLY, _LATE = 1e-4, 1e-9
-_ROUNDS = 5
+_EVEN_UNITS, _SMALLEST_UNIT = 16.0, 1e-13
+_OPTIMAL, _LOOSE = 1e-9, 1e-6
+_SMALL_LENGTH, _SMALL_FORCE, _SMALL_PRESSURE = 1e-5, 1e-3, 1e-4
+_ROUNDS, _ROUNDS_OF_ALL = 8, 3
+"""How often an active set is corrected, and how often of these at all its rows at once."""
+
 _ROUGH = 1e-6
 """A solution that is not polished and violates the optimality conditions by more than this is none."""
 
@@ -61,6 +66,7 @@ class Solution:
         active: which inequalities are active.
         polished: which samples were solved on their active set to machine precision.
         residual: the largest violation of the optimality conditions, relative to the problem's size.
+        scaling: in what units it was solved.
         failures: the samples without solution.
         systems: the factorised reduced KKT matrices, each with the samples that it serves and the
             inequalities that its rows stand for; empty unless asked for.
@@ -73,6 +79,7 @@ class Solution:
     active: Bool[Tensor, "batch inequalities"]
     polished: Bool[Tensor, " batch"]
     residual: Float[Tensor, " batch"]
+    scaling: Scaling
     failures: list[Failure] = field(default_factory=list)
     systems: list[System] = field(default_factory=list)
 
@@ -85,28 +92,34 @@ class System(NamedTuple):
     kkt: ReducedKKT | PinnedKKT
 
 
-class Scaled(NamedTuple):
-    """Programs whose constraint rows have length 1, and the lengths that they had."""
+class Scaling(NamedTuple):
+    """The units in which a batch is solved: rows of length 1, variables of about the same curvature.
 
-    program: Program
-    inequality_lengths: Tensor
-    equality_lengths: Tensor
+    Attributes:
+        inequalities: the lengths that rows had, of shape (rows,) or (batch, rows).
+        equalities: likewise.
+        variables: the unit of each variable, of shape (variables,); all 1 unless curvatures lie far apart.
+    """
+
+    inequalities: Tensor
+    equalities: Tensor
+    variables: Float[Tensor, " variables"]
 
 
 def active_rows(
     multipliers: Float[Tensor, "batch rows"],
     slacks: Float[Tensor, "batch rows"],
     *,
-    force: Float[Tensor, " batch"] | float = 1.0,
-    length: Float[Tensor, " batch"] | float = 1.0,
+    force: Tensor | float = 1.0,
+    length: Tensor | float = 1.0,
 ) -> Bool[Tensor, "batch rows"]:
     """The scale-free test of Section 3.5: a row is active if its multiplier exceeds its slack.
 
     Args:
         multipliers: λ, times the length of the row.
         slacks: s, divided by the length of the row.
-        force: size of the objective's gradient, by which multipliers are measured.
-        length: size of the decision, by which slacks are measured.
+        force: sizes by which multipliers are measured, one or of shape (batch, rows).
+        length: sizes by which slacks are measured, likewise.
 
     Returns:
         Which rows are active.
@@ -114,30 +127,64 @@ def active_rows(
     >>> active_rows(torch.tensor([[1e-4, 1e-9]]), torch.tensor([[1e-9, 1e-4]]))
     tensor([[ True, False]])
     """
-    strength = multipliers / torch.as_tensor(force).reshape(-1, 1)
-    return strength > slacks / torch.as_tensor(length).reshape(-1, 1)
+    return multipliers / force > slacks / length
 
 
-def scale_rows(program: Program) -> Scaled:
-    """Divide every constraint by the length of its row.
+def scale(program: Program) -> tuple[Program, Scaling]:
+    """Divide every constraint by the length of its row, and measure variables in units of their own.
 
     Args:
         program: the programs.
 
     Returns:
-        The scaled programs with the lengths; a row of zeros keeps its own scale.
+        The scaled programs, and their units; a row of zeros keeps its own.
+
+    >>> one, none = torch.ones(1, 1), torch.zeros(0, 1)
+    >>> program = Program(one, one, 5 * one, 10 * one, none, none.T)
+    >>> scale(program)[0].h
+    tensor([[2.]])
     """
-    lengths = []
-    matrices = []
-    for matrix in (program.G, program.A):
-        length = torch.linalg.vector_norm(matrix, dim=-1)
-        length = torch.where(length > 0, length, 1.0)
-        matrices.append(matrix / length.unsqueeze(-1))
-        lengths.append(length)
-    inner = Program(
-        program.Q, program.q, matrices[0], program.h / lengths[0], matrices[1], program.b / lengths[1]
-    )
-    return Scaled(inner, lengths[0], lengths[1])
+    units = _variable_units(program)
+    if bool((units != 1).any()):
+        program = replace(
+            program, Q=program.Q * units * units.unsqueeze(1), q=program.q * units, G=program.G * units,
+            A=program.A * units,
+        )  # fmt: skip
+    G, inequalities = _of_length_1(program.G)
+    A, equalities = _of_length_1(program.A)
+    inner = replace(program, G=G, h=program.h / inequalities, A=A, b=program.b / equalities)
+    return inner, Scaling(inequalities, equalities, units)
+
+
+def _of_length_1(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    if matrix.shape[-2] == 0:
+        return matrix, matrix.new_zeros(matrix.shape[:-1])
+    # by the largest entry first: the square of an entry may be 0 or infinite
+    largest = matrix.abs().amax(dim=-1)
+    largest = torch.where(largest > 0, largest, 1.0)
+    matrix = matrix / largest.unsqueeze(-1)
+    lengths = torch.linalg.vector_norm(matrix, dim=-1)
+    lengths = torch.where(lengths > 0, lengths, 1.0)
+    return matrix / lengths.unsqueeze(-1), largest * lengths
+
+
+def _variable_units(program: Program) -> Tensor:
+    """Units in which curvatures are about 1, powers of two, so that nothing is rounded.
+
+    They matter where curvatures lie far apart: tolerances are relative to the largest numbers of a program,
+    and would let variables of small numbers pass unsolved.
+    """
+    Q = program.Q
+    sizes = Q.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
+    sizes = sizes if Q.dim() == 2 else sizes.amax(dim=0)
+    for matrix in (program.G, program.A):  # where there is no curvature, what the rows say
+        if bool((sizes == 0).any()) and matrix.shape[-2]:
+            columns = _of_length_1(matrix)[0].abs().reshape(-1, matrix.shape[-1]).amax(dim=0)
+            sizes = torch.where(sizes == 0, columns, sizes)
+    sizes = torch.where(sizes > _SMALLEST_UNIT * sizes.amax(), sizes, sizes.amax() + 1e-300)
+    if float(sizes.amax()) < _EVEN_UNITS * float(sizes.amin()):
+        return torch.ones_like(sizes)
+    return torch.exp2(-torch.log2(sizes / sizes.amax()).round())
 
 
 def solve(
@@ -165,8 +212,9 @@ def solve(
     Returns:
         The solutions, with the samples that have none in ``failures``.
     """
-    scaled = scale_rows(program)
-    inner = scaled.program
+    inner, scaling = scale(program)
+    if root is not None:
+        root = root * scaling.variables.unsqueeze(1)
     structure = structure_of(inner)
     state = start(inner, structure)
     keeper = _Keeper(inner, structure, state, root=root, for_gradients=for_gradients)
@@ -190,7 +238,7 @@ def solve(
     if len(open_):
         called: ForwardSolver = "osqp" if solver == "osqp" else "clarabel"
         failures = keeper.solve_each(open_, called, tolerance, max_iterations, polish)
-    return keeper.finished(scaled, failures)
+    return keeper.finished(scaling, failures)
 
 
 class _Keeper:
@@ -207,10 +255,11 @@ class _Keeper:
     ) -> None:
         self.program = program
         self.state = state
-        self.settled = torch.zeros(len(program.q), dtype=torch.bool)
+        self.settled = torch.zeros_like(state.residual, dtype=torch.bool)
         self.polished = self.settled.clone()
-        self.active = torch.zeros(state.slack.shape, dtype=torch.bool)
+        self.active = torch.zeros_like(state.slack, dtype=torch.bool)
         self.systems: list[System] = []
+        self._absolute = Program(**{name: value.abs() for name, value in vars(program).items()})
         self._root = root
         self._for_gradients = for_gradients
         self._structure = structure
@@ -230,12 +279,12 @@ class _Keeper:
             samples: places of the samples.
             careful: whether dependent rows are worth their cost; early guesses of the set often have some.
         """
-        mask = _guess(self.program.take(samples), self.state.take(samples))
+        part, absolute = self.program.take(samples), self._absolute.take(samples)
+        mask = _guess(absolute, self.state.take(samples))
         for place in range(_ROUNDS):
-            part = self.program.take(samples)
             system = self._factorised(part, samples, mask, careful=careful)
-            found, fault = _on_active_set(part, system)
-            good = fault.worst <= 1e-9
+            found, fault = _on_active_set(part, absolute, system)
+            good = fault.worst <= _OPTIMAL
             if system.kkt.unusable is not None:
                 good &= ~system.kkt.unusable
             if bool(good.any()):
@@ -254,7 +303,8 @@ class _Keeper:
             left = left.nonzero().flatten()
             if len(left) == 0:
                 return
-            samples, mask = samples[left], fault.corrected(mask, every_row=place == 0)[left]
+            mask = fault.corrected(mask, every_row=place < _ROUNDS_OF_ALL)[left]
+            samples, part, absolute = samples[left], part.take(left), absolute.take(left)
 
     def solve_each(
         self, samples: Tensor, solver: ForwardSolver, tolerance: float, most: int, polish: bool
@@ -265,7 +315,7 @@ class _Keeper:
         stopped = [sample for sample, failure in failures.items() if failure.status.startswith("stopped")]
         usable = [sample for sample in found if sample not in failures or sample in stopped]
         if polish and usable:
-            places = torch.tensor(usable)
+            places = samples.new_tensor(usable)
             fine = torch.isfinite(self.state.y[places]).all(dim=1)
             if bool(fine.any()):
                 self.polish(places[fine])
@@ -276,31 +326,33 @@ class _Keeper:
         self.settled[samples] = True
         return list(failures.values())
 
-    def finished(self, scaled: Scaled, failures: list[Failure]) -> Solution:
+    def finished(self, scaling: Scaling, failures: list[Failure]) -> Solution:
         """Everything in the units of the given programs."""
         state, program = self.state, self.program
-        lost = torch.tensor([failure.sample for failure in failures], dtype=torch.int64)
+        lost = state.iterations.new_tensor([failure.sample for failure in failures])
         rough = self.settled & ~self.polished
         rough[lost] = False
         places = rough.nonzero().flatten()
         if len(places):
             part = program.take(places)
-            self.active[places] = _guess(part, state.take(places))
+            self.active[places] = _guess(self._absolute.take(places), state.take(places))
             if self._for_gradients:
                 self.systems.append(self._factorised(part, places, self.active[places]))
         slack = (program.h - apply(program.G, state.y)).clamp(min=0)
         slack = torch.where(self.active, 0.0, slack)
         lam = torch.where(self.active | ~self.polished[:, None], state.lam.clamp(min=0), 0.0)
-        y = state.y.clone()
-        y[lost] = torch.nan
+        y, nu = state.y.clone(), state.nu.clone()
+        for value in (y, lam, nu, slack):
+            value[lost] = torch.nan
         return Solution(
-            y=y,
-            lam=lam / scaled.inequality_lengths,
-            nu=state.nu / scaled.equality_lengths,
-            slack=slack * scaled.inequality_lengths,
+            y=y * scaling.variables,
+            lam=lam / scaling.inequalities,
+            nu=nu / scaling.equalities,
+            slack=slack * scaling.inequalities,
             active=self.active,
             polished=self.polished,
             residual=state.residual,
+            scaling=scaling,
             failures=failures,
             systems=self.systems,
         )
@@ -309,19 +361,28 @@ class _Keeper:
         root = self._root
         if root is not None and root.dim() == 3:
             root = root[samples]
-        indices, rows, kept = pack_rows(part, mask)
+        indices, own = packed(mask)
+        kept = torch.cat([own.new_ones(len(own), part.b.shape[1]), own], dim=1)
+
         kkt: ReducedKKT | PinnedKKT
-        if self._structure.single is not None and indices.shape[1] * 4 > part.Q.shape[-1]:
-            bounds = self._structure.single[indices]
-            none = bounds.new_zeros(len(bounds), part.b.shape[1])
-            single = torch.cat([none, bounds], dim=1)
-            kkt = factorise_pinned(part.Q, rows, kept, single, careful=careful)
+        structure = self._structure
+        if structure.bounds is not None and indices.shape[1] * 4 > part.Q.shape[-1]:
+            places, entries = structure.pins(indices, part.b.shape[1])
+            rows = torch.cat([part.A, part.G])
+
+            def rows_at(chosen: Tensor) -> Tensor:
+                equalities = part.b.shape[1]
+                inequality = indices.gather(1, (chosen - equalities).clamp(min=0)) + equalities
+                return rows[torch.where(chosen < equalities, chosen, inequality)]
+
+            kkt = factorise_pinned(part.Q, kept, places, entries, rows_at, careful=careful)
         else:
-            kkt = factorise(part.Q, rows, kept, root=root, careful=careful)
+            kkt = factorise(part.Q, _rows(part, indices, own), kept, root=root, careful=careful)
         return System(samples, indices, kkt)
 
     def _solve_one(self, sample: int, solver: ForwardSolver, tolerance: float, most: int) -> Failure | None:
-        one = self.program.take(torch.tensor([sample]))
+        place = self.state.iterations.new_tensor([sample])
+        one = self.program.take(place)
         matrices = [matrix if matrix.dim() == 2 else matrix[0] for matrix in (one.Q, one.G, one.A)]
         Q, G, A = (sp.csc_matrix(matrix.numpy()) for matrix in matrices)
         equalities = one.b.shape[1]
@@ -339,36 +400,22 @@ class _Keeper:
         state.nu[sample] = torch.from_numpy(found.dual[:equalities])
         state.lam[sample] = torch.from_numpy(np.maximum(found.dual[equalities:], 0))
         state.slack[sample] = torch.from_numpy(np.maximum(found.slack[equalities:], 0))
-        place = torch.tensor([sample])
-        state.residual[sample] = _Residuals(one, state.take(place)).relative[0]
+        state.residual[sample] = Residuals(one, state.take(place), Structure()).relative[0]
         if found.outcome == "stopped" or float(state.residual[sample]) > max(_ROUGH, 100 * tolerance):
             residual = float(state.residual[sample])
             return Failure(sample, f"stopped: {found.status}", found.iterations, residual)
         return None
 
 
-def pack_rows(program: Program, mask: Bool[Tensor, "batch rows"]) -> tuple[Tensor, Tensor, Tensor]:
-    """The equality rows and the active inequality rows of each sample, padded to one number.
-
-    Args:
-        program: the programs.
-        mask: which inequalities are active.
-
-    Returns:
-        The place of each inequality row, of shape (batch, most active); all rows, equalities first; and
-        which of those are no padding.
-    """
-    batch, most = len(mask), int(mask.sum(dim=1).max()) if mask.shape[1] else 0
-    order = mask.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]
-    kept = mask.gather(1, order)
+def _rows(program: Program, indices: Tensor, kept: Tensor) -> Tensor:
+    """The equality rows and the chosen inequality rows, zero where padded."""
     if program.G.dim() == 2:
-        rows = program.G[order]
+        chosen = program.G[indices]
     else:
-        rows = program.G.gather(1, order.unsqueeze(-1).expand(-1, -1, program.G.shape[2]))
-    rows = rows * kept.unsqueeze(-1)
-    equalities = program.A if program.A.dim() == 3 else program.A.expand(batch, -1, -1)
-    all_kept = torch.cat([kept.new_ones(batch, equalities.shape[1]), kept], dim=1)
-    return order, torch.cat([equalities, rows], dim=1), all_kept
+        chosen = program.G.gather(1, indices.unsqueeze(-1).expand(-1, -1, program.G.shape[2]))
+    chosen = chosen * kept.unsqueeze(-1)
+    equalities = program.A if program.A.dim() == 3 else program.A.expand(len(kept), -1, -1)
+    return torch.cat([equalities, chosen], dim=1)
 
 
 class _Fault(NamedTuple):
@@ -377,29 +424,31 @@ class _Fault(NamedTuple):
     worst: Tensor
     pressures: Tensor
     violations: Tensor
-    active: Tensor
+    loose: Tensor
 
     def corrected(self, mask: Tensor, *, every_row: bool) -> Tensor:
         """The active set without its most negative multiplier and with the most violated row.
 
-        Where many rows are wrong it pays to correct every one at once, but that may go in circles.
+        Where many rows are wrong it pays to correct every one at once, but that may go in circles. Then
+        rows go, too, that cannot all be satisfied: a guess may hold both sides of a narrow interval.
         """
         if every_row:
-            return (mask & (self.pressures > -1e-9)) | (~mask & (self.violations > 1e-9))
+            kept = mask & (self.pressures > -_OPTIMAL) & ~self.loose
+            return kept | (~mask & (self.violations > _OPTIMAL))
         changed = mask.clone()
         if mask.shape[1] == 0:
             return changed
-        rows = torch.arange(len(mask))
+        rows = torch.arange(len(mask), device=mask.device)
         lowest, place = torch.where(mask, self.pressures, torch.inf).min(dim=1)
-        drop = lowest < -1e-9
+        drop = lowest < -_OPTIMAL
         changed[rows[drop], place[drop]] = False
         highest, place = torch.where(mask, -torch.inf, self.violations).max(dim=1)
-        add = highest > 1e-9
+        add = highest > _OPTIMAL
         changed[rows[add], place[add]] = True
         return changed
 
 
-def _on_active_set(program: Program, system: System) -> tuple[Iterates, _Fault]:
+def _on_active_set(program: Program, absolute: Program, system: System) -> tuple[Iterates, _Fault]:
     """Solve with the active inequalities as equalities."""
     equalities = program.b.shape[1]
     right = torch.cat([program.b, program.h.gather(1, system.rows)], dim=1)
@@ -409,44 +458,61 @@ def _on_active_set(program: Program, system: System) -> tuple[Iterates, _Fault]:
     lam.scatter_add_(1, system.rows, multipliers[:, equalities:] * kept)
     active = torch.zeros_like(program.h).scatter_add_(1, system.rows, kept.to(lam.dtype)) > 0
     nu = multipliers[:, :equalities]
-    curvature = apply(program.Q, y)
-    pull = combine(program.G, lam) + combine(program.A, nu)
     reach = apply(program.G, y)
-    force, length = _sizes(program, y, curvature, pull, reach)
-    violations = (reach - program.h) / length
-    balance = (apply(program.A, y) - program.b).abs() / length
-    pressures = lam / force
+    slope = apply(program.Q, y) + program.q + combine(program.G, lam) + combine(program.A, nu)
+    sizes = _sizes(absolute, y, lam, nu)
+    violations = (reach - program.h) / sizes.lengths
+    loose = active & (violations.abs() > _LOOSE)
+    balance = (apply(program.A, y) - program.b).abs() / sizes.length
+    pressures = lam / sizes.pressures
     worst = torch.stack(
         [
-            _most((curvature + program.q + pull).abs() / force),
-            _most(violations),
+            _most(slope.abs() / sizes.forces),
+            _most(torch.where(active, -torch.inf, violations)),
             _most(balance),
             _most(-pressures),
-            _most(torch.where(active, violations.abs(), 0.0)),
+            _most(torch.where(active, (reach - program.h).abs() / sizes.length, 0.0)),
+            _most(loose.to(y.dtype)),
         ]
     ).amax(dim=0)
     worst = torch.where(torch.isfinite(worst), worst, torch.inf)
     slack = (program.h - reach).clamp(min=0)
-    zeros = torch.zeros(len(y), dtype=torch.int64)
-    found = Iterates(y, slack, lam, nu, worst.clamp(min=0), zeros)
-    return found, _Fault(worst, pressures, violations, active)
+    found = Iterates(y, slack, lam, nu, worst.clamp(min=0), torch.zeros_like(worst, dtype=torch.int64))
+    return found, _Fault(worst, pressures, violations, loose)
 
 
-def _guess(program: Program, state: Iterates) -> Tensor:
+def _guess(absolute: Program, state: Iterates) -> Tensor:
     """The active set that a point suggests."""
-    curvature = apply(program.Q, state.y)
-    pull = combine(program.G, state.lam) + combine(program.A, state.nu)
-    force, length = _sizes(program, state.y, curvature, pull, apply(program.G, state.y))
-    return active_rows(state.lam, state.slack, force=force, length=length)
+    sizes = _sizes(absolute, state.y, state.lam, state.nu)
+    return active_rows(state.lam, state.slack, force=sizes.pressures, length=sizes.lengths)
 
 
-def _sizes(
-    program: Program, y: Tensor, curvature: Tensor, pull: Tensor, reach: Tensor
-) -> tuple[Tensor, Tensor]:
-    """How large gradients and how large distances are, of shape (batch, 1)."""
-    force = torch.stack([_most(v.abs()) for v in (curvature, program.q, pull)]).amax(dim=0)
-    length = torch.stack([_most(v.abs()) for v in (y, reach, program.h, program.b)]).amax(dim=0)
-    return (force + 1e-300)[:, None], (length + 1e-300)[:, None]
+class _Sizes(NamedTuple):
+    """What is large and what is small in a program, at a point.
+
+    A constraint is measured by the numbers that it adds up, a component of the gradient likewise, and a
+    multiplier by the gradient along its row: measured by the largest number of a program, what concerns
+    small numbers alone would pass unsolved. None counts as less than a small share of the largest, which
+    is what rounding leaves of it.
+    """
+
+    lengths: Float[Tensor, "batch inequalities"]
+    length: Float[Tensor, "batch 1"]
+    forces: Float[Tensor, "batch variables"]
+    pressures: Float[Tensor, "batch inequalities"]
+
+
+def _sizes(absolute: Program, y: Tensor, lam: Tensor, nu: Tensor) -> _Sizes:
+    y, lam, nu = y.abs(), lam.abs(), nu.abs()
+    lengths = apply(absolute.G, y) + absolute.h
+    forces = apply(absolute.Q, y) + absolute.q + combine(absolute.G, lam) + combine(absolute.A, nu)
+    length = torch.stack([_most(v) for v in (y, lengths, absolute.b)]).amax(dim=0)[:, None] + 1e-300
+    force = _most(forces)[:, None] + 1e-300
+    pressures = apply(absolute.G, forces)
+    return _Sizes(
+        lengths + _SMALL_LENGTH * length, length, forces + _SMALL_FORCE * force,
+        pressures + _SMALL_PRESSURE * force,
+    )  # fmt: skip
 
 
 def _most(values: Tensor) -> Tensor:
@@ -463,7 +529,6 @@ class Direction(NamedTuple):
 
 def direction(
     solution: Solution,
-    scaled_lengths: tuple[Tensor, Tensor],
     c: Float[Tensor, "batch variables"],
     c_lam: Float[Tensor, "batch inequalities"] | None = None,
     c_nu: Float[Tensor, "batch equalities"] | None = None,
@@ -472,7 +537,6 @@ def direction(
 
     Args:
         solution: a solution with its factorised systems.
-        scaled_lengths: the lengths of inequality and equality rows.
         c: the loss's gradient with respect to the decision.
         c_lam: with respect to the inequality multipliers; None: 0.
         c_nu: with respect to the equality multipliers.
@@ -481,25 +545,21 @@ def direction(
         u, and w on all rows, 0 on inactive ones; 0 for samples without solution.
     """
     u, w_inequality, w_equality = (torch.zeros_like(v) for v in (solution.y, solution.lam, solution.nu))
-    rows_of, equalities_of = scaled_lengths
+    scaling = solution.scaling
     for samples, rows, kkt in solution.systems:
         equalities = solution.nu.shape[1]
-        right = torch.zeros_like(kkt.rows[:, :, 0])
+        right = c.new_zeros(kkt.kept.shape)
         if c_nu is not None:
-            right[:, :equalities] = -_of(c_nu / equalities_of, samples)
+            right[:, :equalities] = -(c_nu / scaling.equalities)[samples]
         if c_lam is not None:
-            right[:, equalities:] = -_of(c_lam / rows_of, samples).gather(1, rows)
-        step, multipliers = kkt.solve(-c[samples], right)
-        u[samples] = step
+            right[:, equalities:] = -(c_lam / scaling.inequalities)[samples].gather(1, rows)
+        step, multipliers = kkt.solve(-c[samples] * scaling.variables, right)
+        u[samples] = step * scaling.variables
         w_equality[samples] = multipliers[:, :equalities]
         spread = torch.zeros_like(w_inequality[samples])
         spread.scatter_add_(1, rows, multipliers[:, equalities:])
         w_inequality[samples] = spread
-    return Direction(u, w_inequality / rows_of, w_equality / equalities_of)
-
-
-def _of(values: Tensor, samples: Tensor) -> Tensor:
-    return values[samples]
+    return Direction(u, w_inequality / scaling.inequalities, w_equality / scaling.equalities)
 
 
 class QPGradients(NamedTuple):
@@ -530,7 +590,8 @@ def gradients(
     Returns:
         The gradients.
     """
-    y = torch.where(torch.isfinite(solution.y), solution.y, 0.0)
+    # a sample without solution has NaN there, and u and w that are 0
+    y, lam, nu = (value.nan_to_num(nan=0.0) for value in (solution.y, solution.lam, solution.nu))
     u, w_h, w_b = along
     found: dict[str, Tensor | None] = dict.fromkeys("QqGhAb")
     for name in wanted:
@@ -541,7 +602,7 @@ def gradients(
             product = _outer(u, y, name in shared)
             found[name] = 0.5 * (product + product.mT)
         else:
-            multipliers, w = (solution.lam, w_h) if name == "G" else (solution.nu, w_b)
+            multipliers, w = (lam, w_h) if name == "G" else (nu, w_b)
             first = _outer(multipliers, u, name in shared)
             # in place, so that no third matrix is alive at the peak
             found[name] = _add_outer(first, w, y, name in shared)

@@ -191,7 +191,7 @@ def factorise(
     suspect = (failed > 0) | (pivots < SMALLEST_PIVOT * largest).any(dim=1)
     hard = _by_null_space(hessian, rows, kept, suspect) if careful else {}
     if bool(suspect.any()):  # what failed may hold NaN
-        schur = torch.where(suspect[:, None, None], torch.eye(schur.shape[-1], dtype=schur.dtype), schur)
+        schur = torch.where(suspect[:, None, None], _identity_like(schur), schur)
     unusable = None if careful else suspect
     healthy = not bool(suspect.any()) and _even(root) and _even(schur)
     return ReducedKKT(hessian, rows, kept, root, half, schur, hard=hard, unusable=unusable, healthy=healthy)
@@ -230,6 +230,10 @@ def _even(root: Tensor) -> bool:
     return bool((pivots.amin(dim=-1) > EVEN * pivots.amax(dim=-1)).all())
 
 
+def _identity_like(matrices: Tensor) -> Tensor:
+    return torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
+
+
 def _by_lu(hessian: Tensor, rows: Tensor, kept: Tensor, careful: bool) -> ReducedKKT:
     batch, count, size = rows.shape
     whole = rows.new_zeros(batch, size + count, size + count)
@@ -242,8 +246,7 @@ def _by_lu(hessian: Tensor, rows: Tensor, kept: Tensor, careful: bool) -> Reduce
     suspect = (failed > 0) | (diagonal.amin(dim=1) < SMALLEST_PIVOT * diagonal.amax(dim=1))
     hard = _by_null_space(hessian, rows, kept, suspect) if careful else {}
     if bool(suspect.any()):
-        identity = torch.eye(size + count, dtype=rows.dtype)
-        factors = torch.where(suspect[:, None, None], identity, factors)
+        factors = torch.where(suspect[:, None, None], _identity_like(factors), factors)
     unusable = None if careful else suspect
     return ReducedKKT(hessian, rows, kept, lu=(factors, pivots), hard=hard, unusable=unusable)
 
