@@ -181,6 +181,88 @@ def geometric_program() -> Written:
     return Written(problem, [a, b, c], [x, y, z], values, gp=True, tolerance=5e-3, batched=(0, 1))
 
 
+def relu_network() -> Written:
+    """A ReLU of a product of two parameters, which a variable in between makes DPP."""
+    outputs, inputs = 4, 3
+    y, between = cp.Variable(outputs), cp.Variable((outputs, inputs))
+    weight, bias, point = cp.Parameter((outputs, inputs)), cp.Parameter(outputs), cp.Parameter(inputs)
+    problem = cp.Problem(cp.Minimize(cp.sum_squares(y - between @ point - bias)), [y >= 0, between == weight])
+    values = [normal(34, outputs, inputs), normal(35, outputs), normal(36, inputs)]
+    return Written(problem, [weight, bias, point], [y], values, batched=(2,))
+
+
+def elastic_net() -> Written:
+    rows = 20
+    slope, offset = cp.Variable(1), cp.Variable()
+    X, Y = cp.Parameter((rows, 1)), cp.Parameter(rows)
+    sparse, small = cp.Parameter(nonneg=True), cp.Parameter(nonneg=True)
+    loss = cp.sum(cp.square(X @ slope + offset - Y)) / rows
+    problem = cp.Problem(cp.Minimize(loss + sparse * cp.norm1(slope) + small * cp.sum_squares(slope)))
+    points = normal(37, rows, 1)
+    values = [points, -0.7 * points[:, 0] + 0.5 * normal(38, rows)]
+    values += [torch.tensor(0.1, dtype=torch.float64), torch.tensor(0.2, dtype=torch.float64)]
+    return Written(problem, [X, Y, sparse, small], [slope, offset], values, batched=(3,))
+
+
+def bounded_lqr() -> Written:
+    """Column vectors, a constant quadratic form and a norm of the largest entry, as in their example."""
+    states, controls = 5, 2
+    here, root, linear = cp.Parameter((states, 1)), cp.Parameter((states, states)), cp.Parameter(states)
+    u, ahead = cp.Variable((controls, 1)), cp.Variable((states, 1))
+    A, B = 0.5 * normal(39, states, states).numpy(), normal(40, states, controls).numpy()
+    cost = cp.quad_form(u, np.eye(controls)) + cp.sum_squares(root @ ahead) + linear @ ahead
+    problem = cp.Problem(cp.Minimize(cost), [ahead == A @ here + B @ u, cp.norm(u, "inf") <= 0.3])
+    values = [
+        0.5 * normal(41, states, 1),
+        torch.eye(states, dtype=torch.float64),
+        torch.zeros(states).double(),
+    ]
+    values[1] = values[1] + 0.1 * normal(42, states, states)
+    return Written(problem, [here, root, linear], [u], values, batched=(0,))
+
+
+def signal_denoising() -> Written:
+    n = 10
+    y, change = cp.Variable(n), cp.Variable(n)
+    signal, weight, smooth = cp.Parameter(n), cp.Parameter((n, n)), cp.Parameter(pos=True)
+    cost = cp.sum_squares(weight @ change) + smooth * cp.sum_squares(cp.diff(y))
+    problem = cp.Problem(cp.Minimize(cost), [change == signal - y])
+    values = [normal(43, n), torch.eye(n, dtype=torch.float64) + 0.1 * normal(44, n, n)]
+    return Written(problem, [signal, weight, smooth], [y], [*values, torch.tensor(0.5, dtype=torch.float64)])
+
+
+def portfolio_with_a_price_of_risk() -> Written:
+    n = 5
+    weights, returns, budget = cp.Variable(n), cp.Parameter(n), cp.Parameter(pos=True)
+    F = 0.1 * normal(45, n, n).numpy()
+    root = np.linalg.cholesky(F.T @ F + 0.05 * np.eye(n))
+    risk = cp.norm(root.T @ weights, 2) <= budget
+    problem = cp.Problem(cp.Maximize(returns @ weights), [risk, cp.sum(weights) == 1, weights >= 0])
+    values = [(0.03 * normal(46, n) + 0.06).abs(), torch.tensor(0.2, dtype=torch.float64)]
+    return Written(problem, [returns, budget], [weights, risk.dual_variables[0]], values)
+
+
+def robust_regression() -> Written:
+    x, b, radius = cp.Variable(6), cp.Parameter(15), cp.Parameter(nonneg=True)
+    rows = normal(47, 15, 6).numpy()
+    problem = cp.Problem(cp.Minimize(cp.sum_squares(rows @ x - b) + radius * cp.norm(x, 2)))
+    return Written(problem, [b, radius], [x], [normal(48, 15), torch.tensor(1.3, dtype=torch.float64)])
+
+
+def circuit_sizing() -> Written:
+    widths, area, power = cp.Variable(3, pos=True), cp.Parameter(pos=True), cp.Parameter(pos=True)
+    delay = sum(c * cp.inv_pos(widths[i]) for i, c in enumerate((1.0, 1.5, 0.8)))
+    limits = [cp.sum(widths) <= area, np.array([0.5, 0.8, 0.6]) @ widths <= power, widths >= 0.1]
+    values = [torch.tensor(v, dtype=torch.float64) for v in (5.0, 3.0)]
+    problem = cp.Problem(cp.Minimize(delay), limits)
+    return Written(problem, [area, power], [widths], values, gp=True, tolerance=5e-3)
+
+
+def without_constraints() -> Written:
+    x, q = cp.Variable(4), cp.Parameter(4)
+    return Written(cp.Problem(cp.Minimize(cp.sum_squares(x) + q @ x)), [q], [x], [normal(49, 4)])
+
+
 PROGRAMS: dict[str, Callable[[], Written]] = {
     made.__name__: made
     for made in (
@@ -197,5 +279,13 @@ PROGRAMS: dict[str, Callable[[], Written]] = {
         entropic_transport,
         sudoku,
         geometric_program,
+        relu_network,
+        elastic_net,
+        bounded_lqr,
+        signal_denoising,
+        portfolio_with_a_price_of_risk,
+        robust_regression,
+        circuit_sizing,
+        without_constraints,
     )
 }

@@ -7,6 +7,7 @@ import pickle
 from typing import Any
 
 import cvxpy
+import numpy as np
 import pytest
 import torch
 from cvxpylayers.torch import CvxpyLayer
@@ -70,6 +71,53 @@ def test_acceptance_7_batched_mixed_float32_and_changing_batches_keep_shapes_typ
         agree(called(ours, values), called(theirs, values, solver_args=EXACT), tolerance)
     whole = [torch.stack([value, 0.95 * value]) for value in written.values]
     agree(called(ours, whole), called(theirs, whole, solver_args=EXACT), written.tolerance)
+
+
+def test_transport_agrees_with_cvxpylayers_where_marginals_determine_the_gradient() -> None:
+    """Both marginals have one sum, so a multiple of (1, -1) is undetermined; here it is of least norm."""
+    n = 3
+    C, a, b, P = cp.Parameter((n, n)), cp.Parameter(n), cp.Parameter(n), cp.Variable((n, n))
+    strength = cp.Parameter(1, nonneg=True)
+    cost = cp.trace(P.T @ C) - strength * (cp.sum(cp.entr(P)) + cp.sum(P))
+    limits = [P @ np.ones(n) == a, P.T @ np.ones(n) == b, P >= 0]
+    third = torch.full((n,), 1 / n, dtype=DOUBLE)
+    x = torch.tensor([-1.8, -1.0, 0.7], dtype=DOUBLE)
+    values = [(x[:, None] - x.flip(0) / 2).square(), third, third, torch.ones(1, dtype=DOUBLE)]
+    written = Written(cp.Problem(cp.Minimize(cost), limits), [C, a, b, strength], [P], values)
+    ours, theirs = layers(written)
+    found, expected = called(ours, values), called(theirs, values, solver_args=EXACT)
+    assert float(found[1][1].sum()) == pytest.approx(float(found[1][2].sum()), abs=1e-9)
+    difference = torch.cat([expected[1][1], -expected[1][2]]).mean()
+    expected[1][1:3] = [expected[1][1] - difference, expected[1][2] + difference]
+    agree(found, expected, 5e-3)
+
+
+def test_their_relu_network_trains_in_float32() -> None:
+    """Its linear layer takes the layer's output, so this must be float32 as its weights are."""
+
+    class Relu(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(4))
+            self.layer, _ = layers(PROGRAMS["relu_network"]())
+
+        def forward(self, features: Tensor) -> Tensor:
+            decision: Tensor = self.layer(self.weight, self.bias, features)[0]
+            return decision
+
+    torch.manual_seed(0)
+    first, last = Relu(), nn.Linear(4, 1)
+    features = torch.randn(6, 3)
+    found = last(first(features))
+    expected = last(torch.relu(features @ first.weight.T + first.bias))
+    assert relative(found, expected) < 1e-6
+    parameters = [first.weight, first.bias, last.weight]
+    for one, other in zip(
+        torch.autograd.grad(found.square().sum(), parameters),
+        torch.autograd.grad(expected.square().sum(), parameters),
+        strict=True,
+    ):
+        assert relative(one, other) < 1e-5
 
 
 def test_float32_and_float64_together_give_the_wider_type() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from ffo_references import drawn, kkt_gradients, relative
 from leyden_ffolayer import FFOLayer, FFOQPLayer
+from leyden_ffolayer.reduced_kkt import apply, factorise
 from torch import Tensor
 
 cp: Any = cvxpy
@@ -39,6 +40,67 @@ def test_nearly_dependent_active_rows_keep_the_right_gradient(angle: float) -> N
     of_q, of_h = torch.autograd.grad(y[1], leaves)
     assert of_q.tolist() == pytest.approx([0, 0, 0], abs=1e-4)
     assert of_h.tolist() == pytest.approx([-1 / angle, 1 / angle], rel=1e-6)
+
+
+@pytest.mark.parametrize("angle", [1e-3, 1e-5, 1e-7])
+def test_nearly_dependent_rows_that_are_no_bounds_keep_the_right_gradient(angle: float) -> None:
+    """The same, turned: no row has a single entry, so that none is eliminated."""
+    turn = torch.linalg.qr(torch.tensor([[1.0, 2.0, 3.0], [0.5, -1.0, 2.0], [2.0, 0.3, -1.0]]).double()).Q
+    G = torch.tensor([[1.0, 0.0, 0.0], [1.0, angle, 0.0]], dtype=DOUBLE) @ turn.T
+    h = torch.tensor([-1.0, -1.0 - angle], dtype=DOUBLE, requires_grad=True)
+    q = turn @ torch.tensor([-1 / angle, 0.5, 0.3], dtype=DOUBLE)
+    y = turn.T @ FFOQPLayer()(torch.eye(3, dtype=DOUBLE), q, G, h)
+    assert y.tolist() == pytest.approx([-1, -1, -0.3], abs=1e-6)
+    (of_h,) = torch.autograd.grad(y[1], h)
+    assert of_h.tolist() == pytest.approx([-1 / angle, 1 / angle], rel=1e-5)
+
+
+def test_a_refined_solution_meets_both_equations_where_pivots_lie_far_apart() -> None:
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.linalg.qr(torch.randn(12, 12, generator=generator, dtype=DOUBLE)).Q
+    H = vectors @ torch.diag(torch.logspace(-9, 0, 12, dtype=DOUBLE)) @ vectors.T
+    rows = torch.randn(1, 4, 12, generator=generator, dtype=DOUBLE)
+    kkt = factorise(H, rows, torch.ones(1, 4, dtype=torch.bool))
+    assert not kkt.healthy
+    first, second = (torch.randn(1, n, generator=generator, dtype=DOUBLE) for n in (12, 4))
+    u, w = kkt.solve(first, second)
+    size = float(u.abs().max())
+    assert float((apply(rows, u) - second).abs().max()) < 1e-14 * size
+    exact = torch.zeros(16, 16, dtype=DOUBLE)
+    exact[:12, :12], exact[12:, :12], exact[:12, 12:] = H, rows[0], rows[0].T
+    solved = torch.linalg.solve(exact, torch.cat([first[0], second[0]]))
+    assert relative(torch.cat([u[0], w[0]]), solved) < 1e-9
+
+
+@pytest.mark.parametrize("kind", ["qp", "cvxpy"])
+@pytest.mark.parametrize("seed", range(6))
+def test_targets_and_bounds_of_1e_minus_4_to_1e4_in_one_program(kind: str, seed: int) -> None:
+    """``min ½‖y‖² + qᵀy, |y| <= h``, whose solution is a clamp; small ones must not pass unsolved."""
+    n, generator = 6, torch.Generator().manual_seed(seed)
+    sizes = 10 ** (8 * torch.rand(n, generator=generator, dtype=DOUBLE) - 4)
+    signs = torch.randint(0, 2, (n,), generator=generator) * 2 - 1
+    q = (sizes * signs * (0.5 + 1.5 * torch.rand(n, generator=generator, dtype=DOUBLE))).requires_grad_()
+    h = (sizes * (0.5 + 1.5 * torch.rand(n, generator=generator, dtype=DOUBLE))).requires_grad_()
+    if kind == "qp":
+        eye = torch.eye(n, dtype=DOUBLE)
+        y = FFOQPLayer()(eye, q, torch.cat([eye, -eye]), torch.cat([h, h]))
+    else:
+        x, cost, most = cp.Variable(n), cp.Parameter(n), cp.Parameter(n, nonneg=True)
+        objective = 0.5 * cp.sum_squares(x) + cost @ x
+        layer = FFOLayer(cp.Problem(cp.Minimize(objective), [x <= most, x >= -most]), [cost, most], [x])
+        (y,) = layer(q, h)
+    exact = torch.minimum(torch.maximum(-q, -h), h)
+    assert float(((y - exact) / sizes).detach().abs().max()) < 1e-9
+    found, expected = (torch.autograd.grad(v.sum(), [q, h]) for v in (y, exact))
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one, other, atol=1e-9)
+
+
+@pytest.mark.parametrize("length", [1e200, 1e-200, 1e-310])
+def test_rows_whose_squares_overflow_or_vanish_are_constraints_all_the_same(length: float) -> None:
+    q = torch.tensor([-2.0, 0.5], dtype=DOUBLE)
+    eye = torch.eye(2, dtype=DOUBLE)
+    assert FFOQPLayer()(eye, q, -length * eye, torch.zeros(2, dtype=DOUBLE)).tolist() == [2.0, 0.0]
 
 
 @pytest.mark.parametrize("factor", [1e-6, 1e-3, 1e3, 1e6])

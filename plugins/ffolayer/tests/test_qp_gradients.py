@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -151,6 +152,39 @@ def test_the_three_solvers_and_no_polish_give_the_same_solution() -> None:
     for solver in ("clarabel", "osqp"):
         assert relative(FFOQPLayer(solver=solver)(*arguments), reference) <= 1e-9  # type: ignore[arg-type]
     assert relative(FFOQPLayer(polish=False)(*arguments), reference) <= 1e-7
+
+
+@pytest.mark.parametrize("polish", [False, True])
+def test_the_interior_point_method_needs_no_other_solver_and_few_iterations(
+    polish: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from leyden_ffolayer import quadratic
+    from leyden_ffolayer.interior_point import Program
+
+    def refuse(*arguments: object, **settings: object) -> None:
+        raise AssertionError("a sample was handed to another solver")
+
+    monkeypatch.setattr(quadratic, "solve_cone_program", refuse)
+    taken = []
+    for seed in range(4):
+        for problem in (dense_problem(20, 30, 2, batch=4, seed=seed), box_problem(30, batch=4, seed=seed)):
+            layer = FFOQPLayer(polish=polish, max_iter=25 if polish else 40)
+            layer(problem.Q, problem.q, problem.G, problem.h, problem.A, problem.b)
+            if problem.A is not None and problem.b is not None:
+                h, b = problem.h.expand(4, -1), problem.b.expand(4, -1)
+                program = Program(problem.Q, problem.q, problem.G, h, problem.A, b)
+                taken.append(advanced(program))
+    assert max(taken) <= 20
+
+
+def advanced(program: Any) -> int:
+    """How many iterations the interior-point method takes to an accuracy of 1e-9."""
+    from leyden_ffolayer.interior_point import advance, start, structure_of
+
+    structure = structure_of(program)
+    state = start(program, structure)
+    assert bool(advance(program, structure, state, tolerance=1e-9, most=60).all())
+    return int(state.iterations.max())
 
 
 def test_the_solution_meets_the_optimality_conditions_to_rounding() -> None:
