@@ -1,0 +1,451 @@
+"""The two processes side by side, with a perturbation that halves itself: Algorithm 1, Section 3.4."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from leyden_asym_perturb.arguments import check_positive
+from leyden_asym_perturb.game import Game
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round of one perturbation, of one game.
+
+    Attributes:
+        game: the game's place in the batch.
+        mu: its perturbation.
+        iters: iterations of the whole run at its end.
+        nash_conv: NashConv at its end.
+    """
+
+    game: int
+    mu: float
+    iters: int
+    nash_conv: float
+
+
+@dataclass(frozen=True)
+class SolveResult:
+    """What solving a game gives; of a batch of games every number is a tensor with one value a game.
+
+    Attributes:
+        x: the strategy of x: a point of the simplex, or behavioural probabilities of a tree.
+        y: the strategy of y.
+        nash_conv: the certificate, NashConv of (x, y) in the game itself, without any perturbation: together
+            the two strategies are worse than the best by so much and no more.
+        lower: h(y); the value of the game is at least that.
+        upper: g(x); the value of the game is at most that.
+        mu: the perturbation with which they were found.
+        iters: iterations after which they were found.
+        rounds: how often the perturbation was halved.
+        converged: whether the certificate is at most the accuracy that was asked.
+        history: the rounds, in the order in which they ended.
+    """
+
+    x: Tensor
+    y: Tensor
+    nash_conv: float | Tensor
+    lower: float | Tensor
+    upper: float | Tensor
+    mu: float | Tensor
+    iters: int | Tensor
+    rounds: int | Tensor
+    converged: bool | Tensor
+    history: tuple[Round, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True)
+class ProcessResult:
+    """What one process gives: a strategy of the perturbed player, and of that player alone.
+
+    Attributes:
+        strategy: the perturbed player's strategy.
+        companion: the other player's strategy at the saddle point of the perturbed game. It is in general no
+            equilibrium strategy of the game: `asymp_solve` runs the mirrored process for it.
+        bound: g of the strategy for x, the most that it can cost; h of it for y, the least that it earns.
+        gap: the duality gap of the perturbed game.
+        side: which player was perturbed.
+        iters: iterations.
+        converged: whether the gap is small enough.
+    """
+
+    strategy: Tensor
+    companion: Tensor
+    bound: Tensor
+    gap: Tensor
+    side: Literal["x", "y"]
+    iters: int
+    converged: bool
+
+
+class Solver(nn.Module):
+    """The state of a solution, and how to go on with it.
+
+    Two processes run side by side, one that perturbs x and one that perturbs y; of each only the perturbed
+    player's strategy is taken (Section 3.2). Every ``check_every`` iterations NashConv of the game itself is
+    computed. If it is not small enough although the duality gaps of the perturbed games are so small that
+    they cannot explain it, the perturbation is too large for certain and is halved. All state is buffers;
+    what is interrupted and loaded goes on with the same bits.
+
+    Args:
+        game: one game, or several of one size.
+        eps: the NashConv that ends the run, above 0.
+        mu: a perturbation to keep; None: start with ``mu_init`` and halve.
+        mu_init: the first perturbation; None: from the size of the payoffs.
+        eta: the step size; None: 1 / (norm + mu), which follows mu.
+        check_every: iterations from one check to the next.
+        max_halvings: how often mu is halved at most.
+        warm_start: whether a round starts where the last one ended.
+        mirrored: whether both processes run. Without the second ``mu`` must be given; the run ends when the
+            duality gap of the perturbed game shows that x is within ``eps`` of the best for it.
+        official: hand up a tree what the authors' code does.
+        x0: where x starts; None: uniform.
+        y0: where y starts; None: uniform.
+
+    Raises:
+        ValueError: if an argument is out of its range; the text names it.
+    """
+
+    x: Tensor
+    y: Tensor
+    mu: Tensor
+    iteration: Tensor
+    rounds: Tensor
+    best_x: Tensor
+    best_y: Tensor
+    best: Tensor
+    best_mu: Tensor
+    best_iteration: Tensor
+    done: Tensor
+    current: Tensor
+    gaps: Tensor
+
+    def __init__(
+        self,
+        game: Game,
+        *,
+        eps: float,
+        mu: float | None = None,
+        mu_init: float | None = None,
+        eta: float | None = None,
+        check_every: int = 10,
+        max_halvings: int = 40,
+        warm_start: bool = True,
+        mirrored: bool = True,
+        official: bool = False,
+        x0: Tensor | None = None,
+        y0: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        if not mirrored and not mu:
+            raise ValueError(f"mirrored: False needs a mu above 0, got mu={mu!r}")
+        check_positive("eps", eps)
+        for name, number in (("mu", mu), ("mu_init", mu_init), ("eta", eta)):
+            if number is not None:
+                check_positive(name, number, zero=name == "mu")
+        for name, count, least in (("check_every", check_every, 1), ("max_halvings", max_halvings, 0)):
+            if isinstance(count, bool) or not isinstance(count, int) or count < least:
+                raise ValueError(f"{name}: expected a whole number of at least {least}, got {count!r}")
+        self.game = game
+        self.eps = eps
+        self.fixed = mu is not None
+        self.eta = eta
+        self.check_every = check_every
+        self.max_halvings = max_halvings
+        self.warm_start = warm_start
+        self.mirrored = mirrored
+        self.official = official
+        self.history: list[Round] = []
+        x, y = game.start()
+        x = x if x0 is None else game.admit(0, x0)
+        y = y if y0 is None else game.admit(1, y0)
+        strength = game.first_mu() if mu_init is None else torch.full_like(game.norm, mu_init)
+        strength = strength if mu is None else torch.full_like(game.norm, mu)
+        if eta is not None:
+            warn_of_step(eta, strength, game.norm)
+        self._hold(x, y, strength)
+
+    def _hold(self, x: Tensor, y: Tensor, mu: Tensor) -> None:
+        """Make the buffers."""
+        games = len(mu)
+        both = (games, 2 if self.mirrored else 1, -1)
+        whole = torch.zeros_like(mu, dtype=torch.int64)
+        for name, tensor in {
+            "x": x.unsqueeze(1).expand(both),
+            "y": y.unsqueeze(1).expand(both),
+            "mu": mu,
+            "iteration": whole[0],
+            "rounds": whole,
+            "best_x": x,
+            "best_y": y,
+            "best": torch.full_like(mu, torch.finfo(mu.dtype).max),
+            "best_mu": mu,
+            "best_iteration": whole,
+            "done": torch.zeros_like(mu, dtype=torch.bool),
+            "current": torch.full_like(mu, torch.finfo(mu.dtype).max),
+            "gaps": torch.zeros_like(mu)[:, None].repeat(1, 2),
+        }.items():
+            self.register_buffer(name, tensor.clone())
+
+    @property
+    def finished(self) -> bool:
+        """Whether every game is solved."""
+        return bool(self.done.all())
+
+    @property
+    def step_size(self) -> Tensor:
+        """The step size of each game."""
+        return 1 / (self.game.norm + self.mu) if self.eta is None else torch.full_like(self.mu, self.eta)
+
+    @torch.no_grad()
+    def advance(self, iterations: int) -> bool:
+        """Go on for some iterations, or until every game is solved.
+
+        However a run is cut into calls, it gives the same numbers.
+
+        Args:
+            iterations: how many at most.
+
+        Returns:
+            Whether every game is solved.
+
+        Raises:
+            FloatingPointError: if a number is no longer finite; the text tells iteration and mu.
+        """
+        done = int(self.iteration)
+        end = done + iterations
+        if done == 0 and iterations > 0:
+            self._check()
+        while done < end and not self.finished:
+            steps = min(self.check_every - done % self.check_every, end - done)
+            self._iterate(steps)
+            done += steps
+            self.iteration.fill_(done)
+            if done % self.check_every == 0:
+                self._check()
+        return self.finished
+
+    def result(self) -> SolveResult | ProcessResult:
+        """The best pair seen, with its certificate; without the second process the strategy of x alone."""
+        game = self.game
+        if not self.mirrored:
+            return self._one_sided()
+        lower, upper = game.guaranteed(self.best_y), game.worst_case(self.best_x)
+        found = upper - lower
+        converged = found <= self.eps
+        if not game.single:
+            return SolveResult(
+                x=self.best_x.clone(),
+                y=self.best_y.clone(),
+                nash_conv=found,
+                lower=lower,
+                upper=upper,
+                mu=self.best_mu.clone(),
+                iters=self.best_iteration.clone(),
+                rounds=self.rounds.clone(),
+                converged=converged,
+                history=tuple(self.history),
+            )
+        return SolveResult(
+            x=self.best_x[0].clone(),
+            y=self.best_y[0].clone(),
+            nash_conv=float(found),
+            lower=float(lower),
+            upper=float(upper),
+            mu=float(self.best_mu),
+            iters=int(self.best_iteration),
+            rounds=int(self.rounds),
+            converged=bool(converged),
+            history=tuple(self.history),
+        )
+
+    def _one_sided(self) -> ProcessResult:
+        place = 0 if self.game.single else slice(None)
+        return ProcessResult(
+            strategy=self.best_x[place].clone(),
+            companion=self.best_y[place].clone(),
+            bound=self.game.worst_case(self.best_x)[place],
+            gap=self.gaps[place, 0].clone(),
+            side="x",
+            iters=int(self.iteration),
+            converged=self.finished,
+        )
+
+    def _iterate(self, steps: int) -> None:
+        eta = self.step_size[:, None, None]
+        none = torch.zeros_like(self.mu)
+        of_x, of_y = ([self.mu, none], [none, self.mu]) if self.mirrored else ([self.mu], [none])
+        mu_x, mu_y = torch.stack(of_x, 1).unsqueeze(-1), torch.stack(of_y, 1).unsqueeze(-1)
+        x, y = self.game.advance(
+            self.x, self.y, eta=eta, mu_x=mu_x, mu_y=mu_y, steps=steps, official=self.official
+        )
+        self.x.copy_(x)
+        self.y.copy_(y)
+
+    def _check(self) -> None:
+        """Compute the certificate, keep the best pair, and halve what is too large."""
+        x, y = self.x[:, 0], self.y[:, -1]
+        found = self.game.nash_conv(x, y) if self.mirrored else self._distance()
+        self.current.copy_(found)
+        if not bool(torch.isfinite(found).all()):
+            place = int((~torch.isfinite(found)).nonzero()[0])
+            raise FloatingPointError(
+                f"NashConv is {float(found[place])} at iteration {int(self.iteration)} "
+                f"with mu = {float(self.mu[place]):g}"
+            )
+        better = (found < self.best) & ~self.done
+        self.best.copy_(torch.where(better, found, self.best))
+        self.best_x.copy_(torch.where(better[:, None], x, self.best_x))
+        self.best_y.copy_(torch.where(better[:, None], y, self.best_y))
+        self.best_mu.copy_(torch.where(better, self.mu, self.best_mu))
+        self.best_iteration.copy_(torch.where(better, self.iteration, self.best_iteration))
+        self.done |= found <= self.eps
+        if self.finished or self.fixed:
+            return
+        self.gaps.copy_(torch.stack(self.game.perturbed_gaps(self.x, self.y, self.mu), -1))
+        self._halve(found)
+
+    def _distance(self) -> Tensor:
+        """By how much x can be worse than the perturbed game's solution, from the gap of that game."""
+        gap = self.game.perturbed_gap(0, self.x[:, 0], self.y[:, 0], self.mu)
+        self.gaps[:, 0] = gap
+        return _explained(gap, self.mu, self.game.radius[0])
+
+    def _halve(self, found: Tensor) -> None:
+        """End the round of every game whose NashConv its gaps do not explain."""
+        explained = _explained(self.gaps, self.mu[:, None], self.game.radius).sum(-1)
+        floor = 1e-14 * self.game.spread.clamp(min=1)
+        stalled = (self.gaps <= floor[:, None]).all(-1)
+        over = ((explained < found) | stalled) & ~self.done & (self.rounds < self.max_halvings)
+        if not bool(over.any()):
+            return
+        for place in over.nonzero()[:, 0].tolist():
+            self.history.append(Round(place, float(self.mu[place]), int(self.iteration), float(found[place])))
+        self.mu.copy_(torch.where(over, self.mu / 2, self.mu))
+        self.rounds += over
+        if not self.warm_start:
+            x, y = self.game.start()
+            self.x.copy_(torch.where(over[:, None, None], x[:, None], self.x))
+            self.y.copy_(torch.where(over[:, None, None], y[:, None], self.y))
+
+
+def asymp_solve(
+    game: Game | Tensor,
+    eps: float = 1e-8,
+    mu_init: float | None = None,
+    eta: float | None = None,
+    max_iters: int = 200_000,
+    check_every: int = 10,
+    max_halvings: int = 40,
+    warm_start: bool = True,
+    *,
+    mu: float | None = None,
+    x0: Tensor | None = None,
+    y0: Tensor | None = None,
+) -> SolveResult:
+    """Solve a game, or a batch of matrix games, to a certified accuracy: Algorithm 1, Section 3.4.
+
+    No perturbation has to be chosen; of a game of which a good one is known, ``mu`` keeps it fixed.
+
+    Args:
+        game: a `MatrixGame`, a `SequenceFormGame`, or a payoff matrix of shape ``(m, n)``.
+        eps: the NashConv that is good enough, in the unit of the payoffs.
+        mu_init: the first perturbation; None: four times the spread of the payoffs for a matrix.
+        eta: the step size; None: 1 / (norm + mu).
+        max_iters: iterations at most; each costs two half steps of each of the two processes.
+        check_every: iterations from one certificate to the next.
+        max_halvings: how often mu is halved at most.
+        warm_start: whether a round starts where the last one ended.
+        mu: keep this perturbation; 0 is plain gradient descent-ascent, which does not converge.
+        x0: where x starts; None: uniform.
+        y0: where y starts; None: uniform.
+
+    Returns:
+        The best pair seen, with its certificate. If the budget did not suffice, ``converged`` is False and a
+        warning tells NashConv.
+
+    Raises:
+        ValueError: if an argument is out of its range; the text names it.
+        FloatingPointError: if a number is no longer finite.
+
+    >>> solved = asymp_solve(torch.tensor([[0.0, 1.0, -3.0], [-1.0, 0.0, 1.0], [3.0, -1.0, 0.0]]))
+    >>> [round(p, 6) for p in solved.x.tolist()], solved.converged
+    ([0.2, 0.6, 0.2], True)
+    """
+    if isinstance(max_iters, bool) or not isinstance(max_iters, int) or max_iters < 0:
+        raise ValueError(f"max_iters: expected a whole number of at least 0, got {max_iters!r}")
+    solver = Solver(
+        as_game(game),
+        eps=eps,
+        mu=mu,
+        mu_init=mu_init,
+        eta=eta,
+        check_every=check_every,
+        max_halvings=max_halvings,
+        warm_start=warm_start,
+        x0=x0,
+        y0=y0,
+    )
+    solver.advance(max_iters)
+    found = solver.result()
+    assert isinstance(found, SolveResult)
+    if not bool(torch.as_tensor(found.converged).all()):
+        worst = float(torch.as_tensor(found.nash_conv).max())
+        warnings.warn(
+            f"asymp_solve: {max_iters} iterations reached NashConv {worst:.2g}, eps is {eps:g}", stacklevel=2
+        )
+    return found
+
+
+def _explained(gap: Tensor, mu: Tensor, radius: Tensor) -> Tensor:
+    """By how much a strategy can be worse for its player than the solution of the perturbed game (derived).
+
+    With f = g + mu ψ and its minimiser x^mu, the gap is at least f(x) - f(x^mu) and at least mu times the
+    divergence of x and x^mu. So g(x) - g(x^mu) ≤ gap + mu (ψ(x^mu) - ψ(x)) ≤ gap + radius sqrt(2 mu gap).
+    """
+    gap = gap.clamp(min=0)
+    return gap + radius * (2 * mu * gap).sqrt()
+
+
+def as_game(game: object) -> Game:
+    """A game as it is, or the matrix game of a payoff.
+
+    Args:
+        game: what a user gave.
+
+    Returns:
+        The game.
+
+    Raises:
+        ValueError: if it is neither; the text names ``game`` or ``payoff``.
+    """
+    from leyden_asym_perturb.matrix_game import MatrixGame
+
+    if isinstance(game, Game):
+        return game
+    if isinstance(game, str | bytes) or game is None:
+        raise ValueError(f"game: expected a game or a payoff matrix, got {game!r}")
+    return MatrixGame(game)  # type: ignore[arg-type]
+
+
+def warn_of_step(eta: float, mu: Tensor, norm: Tensor) -> None:
+    """Warn of a step size beyond the bound of Section 3.3, eta² |A|² + 2 eta mu < 4.
+
+    Args:
+        eta: the step size.
+        mu: of each game the perturbation.
+        norm: of each game the norm.
+    """
+    reach = float((eta**2 * norm**2 + 2 * eta * mu).max())
+    if not reach < 4 or math.isnan(reach):
+        warnings.warn(
+            f"eta = {eta:g} is too large to be safe: eta² |A|² + 2 eta mu is {reach:.3g}, the bound is 4",
+            stacklevel=3,
+        )

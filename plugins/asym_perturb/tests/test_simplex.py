@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import torch
+from leyden_asym_perturb import project_simplex
+
+
+def by_bisection(point: torch.Tensor) -> torch.Tensor:
+    """The projection by bisection of its threshold, an independent way."""
+    point = point - point.max()
+    low, high = torch.tensor(-1.0, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64)
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if (point - middle).clamp(min=0).sum() > 1 else (low, middle)
+    return (point - (low + high) / 2).clamp(min=0)
+
+
+def test_the_projection_is_that_of_bisection_on_a_thousand_points() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(1000):
+        size = int(torch.randint(1, 51, (), generator=generator))
+        scale = 10 ** float(torch.empty(()).uniform_(-3, 6, generator=generator))
+        point = scale * torch.randn(size, dtype=torch.float64, generator=generator)
+        found = project_simplex(point)
+        assert (found - by_bisection(point)).abs().max() <= 1e-9 * max(scale, 1)
+        assert abs(float(found.sum()) - 1) <= 1e-12
+        assert bool((found >= 0).all())
+
+
+def test_points_of_the_simplex_stay_and_other_dimensions_work() -> None:
+    points = torch.distributions.Dirichlet(torch.ones(5, dtype=torch.float64)).sample((3, 4))
+    torch.testing.assert_close(project_simplex(points), points)
+    torch.testing.assert_close(project_simplex(points.mT, dim=-2).mT, points)
+    pairs = torch.tensor([[0.3, 0.4], [5.0, 1.0], [-2.0, -2.0]], dtype=torch.float64)
+    torch.testing.assert_close(
+        project_simplex(pairs), torch.tensor([[0.45, 0.55], [1.0, 0.0], [0.5, 0.5]], dtype=torch.float64)
+    )
+    torch.testing.assert_close(project_simplex(pairs.T, dim=0).T, project_simplex(pairs))
+
+
+def test_a_nan_is_seen() -> None:
+    for size in (1, 2, 3):
+        point = torch.zeros(size)
+        point[0] = torch.nan
+        assert bool(project_simplex(point).isnan().any())
