@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,16 @@ from leyden_milp_layer import (
     violations,
 )
 from leyden_milp_layer import pivoting as pivoting_module
+from leyden_milp_layer.bounding import Bounding
 from leyden_milp_layer.highs import WarmProjection, is_empty, minimize, projection_program
 from leyden_milp_layer.lifted import chain, samples_of
 from leyden_milp_layer.mixed_integer import irreducible_conflict
 from leyden_milp_layer.pivoting import BEYOND, EMPTY, OPTIMAL, UNSOLVED, nearest_points
 from leyden_milp_layer.quadratic import nearest_l2, nearest_smoothed
 from leyden_milp_layer.random_rules import random_problems
+from leyden_milp_layer.scenarios import Choices
 from numpy.typing import NDArray
+from scipy.optimize import linprog
 from scipy.optimize import minimize as scipy_minimize
 
 F64 = torch.float64
@@ -251,3 +255,119 @@ def test_relaxations_keep_equalities() -> None:
     relaxed = DisjunctiveProjection(rules, relaxation="cnf")(raw)
     torch.testing.assert_close(relaxed.sum(dim=1), torch.full((6,), 1.2, dtype=F64))
     torch.testing.assert_close(relaxed[:, 0] - relaxed[:, 1], torch.full((6,), 0.1, dtype=F64))
+
+
+def boxed(seed: int, count: int) -> tuple[RuleSet, Array]:
+    """Rules most of whose rows concern one output, some with an equality, and points."""
+    generator = np.random.default_rng(seed)
+    n = int(generator.integers(2, 5))
+
+    def some() -> Polyhedron:
+        rows = np.eye(n)[generator.integers(0, n, 2)] * generator.choice([-2.0, 1.0], (2, 1))
+        single = Polyhedron(rows, rows @ generator.random(n) + generator.choice([0.0, 0.4], 2))
+        a = generator.normal(size=(int(generator.integers(1, 3)), n))
+        if generator.random() < 0.2:
+            return single & Polyhedron(A_eq=a[:1], b_eq=a[:1] @ generator.random(n))
+        return single & Polyhedron(a, a @ generator.random(n) + 0.1) if generator.random() < 0.7 else single
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rules = RuleSet(n, 0, 1, [total() >= 0.2], [Disjunction([some(), some()]) for _ in range(2)])
+    return rules, generator.normal(0.5, 0.6, (count, n))
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_bounds_of_scenarios_are_bounds_and_closed_forms_are_projections(norm: Any) -> None:
+    solved = empty = open_ones = 0
+    for seed in range(40):
+        rules, points = boxed(seed, 5)
+        bank, layout = rules.at(None, 5), rules.layout
+        A, b = bank.A.numpy(), bank.b.numpy()
+        weights = np.random.default_rng(seed).uniform(0.5, 2.0, rules.n)
+        choices = Choices(layout, np.ones(2, dtype=bool), 99)
+        if not choices.count:
+            continue
+        start = np.clip(points, 0, 1) if norm == "l1" else points
+        bounding = Bounding(layout, A, weights, norm)
+        columns = bounding.starts[choices.rules] + choices.chosen
+        known = bounding.known(A, b, bounding.boxes(A, b), columns, start)
+        for sample, (scenario, rows) in itertools.product(range(5), enumerate(choices.rows)):
+            rows = rows[rows < layout.rows]
+            point, given = start[sample], (A[0, rows], b[0, rows], layout.equality[rows])
+            if norm == "l1":
+                found = minimize(projection_program(*given, point, weights))
+                away = np.inf if found is None else found.objective
+            else:
+                root = np.sqrt(weights)
+                nearest = nearest_l2(given[0] / root, *given[1:], point * root)
+                away = np.inf if nearest is None else float(np.linalg.norm(nearest[0] - point * root))
+            bound = known.bound[sample, scenario]
+            assert bound <= away + 1e-8 * (1 + away if np.isfinite(away) else 0) or away == np.inf
+            empty += np.isinf(bound)
+            assert not (np.isinf(bound) and np.isfinite(away))
+            open_ones += not known.solved[sample, scenario]
+            if known.solved[sample, scenario]:
+                solved += 1
+                assert bound == pytest.approx(away, abs=1e-8)
+                where = known.points[sample, scenario]
+                over = given[0] @ where - given[1]
+                assert np.where(given[2], np.abs(over), over).max() <= 1e-8
+                moved = np.abs(where - point)
+                assert bound == pytest.approx(
+                    moved @ weights if norm == "l1" else np.sqrt(moved**2 @ weights)
+                )
+    assert solved > 100
+    assert open_ones > 20
+    assert empty > 20
+
+
+def reference(rules: RuleSet, point: Array, unit: Array) -> float:
+    """The distance by scipy, a linear program for each scenario, in units of the outputs."""
+    bank, layout, n = rules.at(None, 1), rules.layout, rules.n
+    A, b = bank.A[0].numpy() * unit, bank.b[0].numpy()
+    length = np.abs(A).max(axis=1)
+    A, b = A / length[:, None], b / length
+    eye, least = np.eye(n), np.inf
+    for choice in itertools.product(*layout.disjuncts):
+        rows = [*range(layout.common), *(row for span in choice for row in range(*span))]
+        epigraph = np.block([[A[rows], np.zeros((len(rows), n))], [eye, -eye], [-eye, -eye]])
+        side = np.concatenate([b[rows], point, -point])
+        cost = np.concatenate([np.zeros(n), np.ones(n)])
+        found = linprog(cost, A_ub=epigraph, b_ub=side, bounds=[(None, None)] * n + [(0, None)] * n)
+        least = min(least, found.fun) if found.status == 0 else least
+    return least
+
+
+@pytest.mark.parametrize("settings", [{}, {"strategy": "milp"}, {"strategy": "lifted"}, {"solver": "highs"}])
+def test_rules_in_units_far_apart_are_solved_as_in_units_of_one(settings: dict[str, Any]) -> None:
+    checked = 0
+    for seed in range(25):
+        generator = np.random.default_rng(seed)
+        n = int(generator.integers(2, 5))
+        unit = 10.0 ** generator.integers(-6, 7, n)
+        rules = []
+        for _ in range(2):
+            disjuncts = []
+            for _ in range(2):
+                a = generator.normal(size=(2, n)) * (generator.random((2, n)) < 0.7)
+                size = 10.0 ** generator.integers(-6, 7, (2, 1))
+                a[a.any(axis=1) == 0] = 1.0
+                disjuncts.append(
+                    Polyhedron(a / unit * size, (a * size) @ generator.random(n) + 0.02 * size[:, 0])
+                )
+            rules.append(Disjunction(disjuncts))
+        made = RuleSet(n, 0, unit.tolist(), [], rules)
+        point = generator.normal(0.5, 0.7, n)
+        layer = DisjunctiveProjection(
+            made, weights=(1 / unit).tolist(), on_infeasible="global_only", **settings
+        )
+        projected = layer(torch.from_numpy(point * unit)[None])
+        expected = reference(made, point, unit)
+        assert layer.last_info is not None
+        if layer.last_info.status[0] == "global_only":
+            assert expected == np.inf
+            continue
+        checked += 1
+        assert float(layer.last_info.distance) == pytest.approx(expected, abs=1e-7)
+        assert certify(made, projected).holds
+    assert checked > 18

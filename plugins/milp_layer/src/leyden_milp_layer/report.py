@@ -105,7 +105,8 @@ class RuleReport(Callback):
         """The last evaluation as a Markdown table, a line for each rule.
 
         Returns:
-            Lines joined by line ends; the last one names the rules that cost accuracy.
+            Lines joined by line ends; the last ones name the rules that cost accuracy, and those that targets
+            themselves violate.
         """
         head = "| rule | applies | raw satisfies | satisfied | targets satisfy | moved | cost [95 %] |"
         rows = [head, "|---|---|---|---|---|---|---|"]
@@ -117,7 +118,10 @@ class RuleReport(Callback):
         said = "; ".join(f"'{name}'" for name in self.costly) or "none"
         if all(math.isnan(one.cost) for one in self.lines):
             said = "not measured"
-        return "\n".join([*rows, "", f"Rules that cost accuracy: {said}."])
+        violated = [f"'{one.name}' ({1 - one.targets:.0%})" for one in self.lines if one.targets < 1]
+        against = f"Rules that targets violate: {'; '.join(violated) or 'none'}."
+        known = any(not math.isnan(one.targets) for one in self.lines)
+        return "\n".join([*rows, "", f"Rules that cost accuracy: {said}.", *([against] if known else [])])
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget earlier runs."""

@@ -98,9 +98,9 @@ def load_rules(path: str) -> RuleSet:
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
-        raise RuleFileError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise RuleFileError(f"{path}: cannot be read: it is no UTF-8 text") from error
+        raise RuleFileError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise RuleFileError(f"{path}: cannot be read: it is no UTF-8 text") from None
     return parse_rules(text, name=str(path))
 
 
@@ -126,7 +126,7 @@ def parse_rules(text: str, *, name: str = "rules") -> RuleSet:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        raise RuleFileError(f"{name}{line}: no YAML: {getattr(error, 'problem', error)}") from error
+        raise RuleFileError(f"{name}{line}: no YAML: {getattr(error, 'problem', error)}") from None
     return _Reader(name).rule_set(node)
 
 
@@ -175,7 +175,7 @@ class _Reader:
                     features=self._features or None,
                 )
             except ValueError as error:
-                raise self._error(self._place(str(error), lines, node), str(error)) from error
+                raise self._error(self._place(str(error), lines, node), str(error)) from None
         for one in told:
             text = str(one.message)
             place = self._place(text, lines, node)
@@ -211,7 +211,7 @@ class _Reader:
         try:
             return implies(when, asked, margin=margin, name=name)
         except ValueError as error:
-            raise self._error(parts["when"], f"when: {str(error).removeprefix('p: ')}") from error
+            raise self._error(parts["when"], f"when: {str(error).removeprefix('p: ')}") from None
 
     def _constraint(self, node: Any, key: str) -> Constraint:
         """A comparison of outputs, or a list of those that hold together."""
@@ -222,7 +222,7 @@ class _Reader:
             try:
                 joined: Constraint = reduce(_both, found)
             except ValueError as error:
-                raise self._error(node, f"{key}: {error}") from error
+                raise self._error(node, f"{key}: {error}") from None
             return joined
         value = self._evaluated(node, key)
         if not isinstance(value, Polyhedron | Disjunction):
@@ -240,15 +240,15 @@ class _Reader:
         text = self._text(node, key)
         try:
             tree = ast.parse(text.strip(), mode="eval").body
-        except (SyntaxError, RecursionError, MemoryError) as error:
+        except (SyntaxError, RecursionError, MemoryError):
             shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-            raise self._error(node, f"{key}: cannot be read: {shown!r}") from error
+            raise self._error(node, f"{key}: cannot be read: {shown!r}") from None
         try:
             return _Evaluator(self._outputs, self._features).of(tree)
         except (ValueError, TypeError) as error:
-            raise self._error(node, f"{key}: {error}") from error
-        except RecursionError as error:
-            raise self._error(node, f"{key}: too long to be read") from error
+            raise self._error(node, f"{key}: {error}") from None
+        except RecursionError:
+            raise self._error(node, f"{key}: too long to be read") from None
 
     def _names(self, node: Any, key: str, *, prefix: str) -> tuple[str, ...]:
         if isinstance(node, yaml.ScalarNode):
@@ -276,8 +276,8 @@ class _Reader:
     def _number(self, node: Any, key: str) -> float:
         try:
             number = float(self._text(node, key))
-        except ValueError as error:
-            raise self._error(node, f"{key}: expected a number, got {node.value!r}") from error
+        except ValueError:
+            raise self._error(node, f"{key}: expected a number, got {node.value!r}") from None
         if not math.isfinite(number):
             raise self._error(node, f"{key}: expected a finite number, got {node.value}")
         return number
@@ -304,7 +304,7 @@ class _Reader:
                 try:
                     names.index(name)
                 except ValueError as error:
-                    raise self._error(key, str(error)) from error
+                    raise self._error(key, str(error)) from None
             if key.value in found:
                 raise self._error(key, f"{key.value} stands there twice")
             found[key.value] = value

@@ -333,14 +333,14 @@ class RuleSet:
                 try:
                     asked |= {self.features.index(key) for key in rule.when.needs()}
                 except ValueError as error:
-                    raise ValueError(f"rule '{rule.name}', condition: {error}") from error
+                    raise ValueError(f"rule '{rule.name}', condition: {error}") from None
         for fill in self._fills:
             if isinstance(fill.source, Expression):
                 try:
                     for key in fill.source.needs():
                         self.features.index(key)
                 except ValueError as error:
-                    raise ValueError(f"{fill.name}: {error}") from error
+                    raise ValueError(f"{fill.name}: {error}") from None
         return tuple(sorted(asked))
 
     def _check_finite(self, whole: Tensor) -> None:
@@ -409,7 +409,7 @@ class _Builder:
             try:
                 self._row(part, where) if isinstance(part, Row) else self._block(part, where)
             except ValueError as error:
-                raise ValueError(f"{where}: {error}") from error
+                raise ValueError(f"{where}: {error}") from None
         if self.count == start:
             raise ValueError(f"{where}: expected rows, got none; leave out what does not constrain")
         return start, self.count
