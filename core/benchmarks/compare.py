@@ -43,7 +43,7 @@ def configuration(epochs: int) -> dict[str, Any]:
         },
         "data": {"class_path": "leyden_datamodules.Digits", "init_args": {"batch_size": 64}},
         "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1, "momentum": 0.9}},
-        "trainer": {"max_epochs": epochs, "accelerator": "cpu", "devices": 1, "log_every_n_steps": 8},
+        "trainer": {"max_epochs": epochs, "accelerator": "cpu", "devices": 1},
     }
 
 

@@ -281,6 +281,27 @@ def test_the_palette_is_told_apart_without_colour_vision():
         assert min(apart) > 0.15
 
 
+def test_labels_of_close_settings_do_not_touch():
+    rates = (0.003, 0.01, 0.015, 0.02, 0.03, 0.05)
+    rows = [
+        CellResult(
+            cell=Cell(method=method, seed=seed, setting={"lr": rate, key: rate * 100}),
+            status="done",
+            measured={"acc": rate + seed},
+        )
+        for method, key in (("A", "a"), ("B", "b"), ("C", "c"))
+        for rate in rates
+        for seed in (0, 1)
+    ]
+    figure = setting_figure(Table(rows), "acc")
+    figure.canvas.draw()
+    for panel in figure.axes:
+        boxes = [label.get_window_extent() for label in panel.get_xticklabels() if label.get_text()]
+        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+        assert [boxes[0].x0, boxes[-1].x1] == [min(b.x0 for b in boxes), max(b.x1 for b in boxes)]
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()][:2] == ["0.003", "0.01"]
+
+
 def test_the_setting_figure_shows_means_bands_choice_and_failures_at_their_places():
     claim = Toy()
     table = table_of(claim, failing=lambda cell: cell.setting.get("M") == 10.0 and cell.seed == 2)

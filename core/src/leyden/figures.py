@@ -29,6 +29,8 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#2
 _MARKERS = ("o", "s", "D", "^", "v", "P", "h", "*")
 _MANY = 12
 _CROSS: dict[str, Any] = {"marker": "x", "ms": 8, "mew": 2}
+_LABEL_INCHES = 0.5
+"""Room for a number under an axis."""
 _LINES = ("-", "--", "-.", (0, (1, 1.2)), (0, (5, 1, 1, 1, 1, 1)))
 
 LEGEND = "leyden-legend"
@@ -509,9 +511,25 @@ def _scale_x(ax: Axes, places: Sequence[float]) -> None:
     else:
         ax.set_xscale("log")
     if math.floor(math.log10(max(positive))) - math.ceil(math.log10(min(positive))) < 1:
-        ax.xaxis.set_major_locator(FixedLocator(sorted(set(places))))
+        ax.xaxis.set_major_locator(FixedLocator([*(x for x in places if not x), *_spread(ax, positive)]))
     ax.xaxis.set_major_formatter(_decade)
     ax.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _spread(ax: Axes, positive: Sequence[float]) -> list[float]:
+    """Of the places on a logarithmic axis both ends, and those between whose labels do not touch another."""
+    places = sorted(set(positive))
+    cell = ax.get_subplotspec()
+    panels = cell.get_gridspec().ncols if cell else 1
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    width = figure.get_figwidth() / panels - 0.5  # without the gap between two panels
+    least = _LABEL_INCHES / width * math.log(places[-1] / places[0])
+    kept = [places[0]]
+    for place in places[1:-1]:
+        if math.log(place / kept[-1]) >= least and math.log(places[-1] / place) >= least:
+            kept.append(place)
+    return [*kept, places[-1]]
 
 
 def _decade(value: float, _: float) -> str:

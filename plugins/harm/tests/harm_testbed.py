@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from leyden_harm import HarmReduction
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers.logger import Logger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -54,25 +53,6 @@ class Learner(LightningModule):
 
     def configure_optimizers(self) -> Any:
         return self._optimizer([one for one in self.parameters() if one.requires_grad])
-
-
-class Kept(Logger):
-    """Keeps what is logged."""
-
-    name, version = "kept", "0"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.metrics: list[tuple[int | None, dict[str, float]]] = []
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        self.metrics.append((step, dict(metrics)))
-
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def of(self, name: str) -> dict[int | None, float]:
-        return {step: metrics[name] for step, metrics in self.metrics if name in metrics}
 
 
 class Gradients(Callback):

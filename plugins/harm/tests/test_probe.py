@@ -6,17 +6,15 @@ import random
 import warnings
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
-from harm_testbed import Kept, Learner, cross_entropies, fit, mlp, momentum, rows
-from leyden.logger import LeydenLogger
+from harm_testbed import Learner, cross_entropies, fit, mlp, momentum, rows
+from leyden.testing import RecordingLeydenLogger, RecordingLogger
 from leyden_harm import HarmProbe, HarmReduction
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 
@@ -98,7 +96,7 @@ class LossesAround(Callback):
 
 
 def test_rate_and_mass_are_those_of_the_losses_around_the_step() -> None:
-    probe, around, logger = HarmProbe(every=3), LossesAround(), Kept()
+    probe, around, logger = HarmProbe(every=3), LossesAround(), RecordingLogger()
     fit(Learner(mlp()), probe, around, logger=logger, steps=8)
     assert [one.step for one in probe.probed] == [0, 3, 6]
     for one in probe.probed:
@@ -223,34 +221,8 @@ def test_it_says_and_draws_what_it_found(tmp_path: Path, caplog: pytest.LogCaptu
     assert (tmp_path / "pictures" / "harm.png").stat().st_size > 10_000
 
 
-class KeptByLeyden(LeydenLogger):
-    """Leyden's logger without a store; its figures are kept."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.figures: dict[str, Figure] = {}
-
-    @property
-    def experiment(self) -> Any:
-        return MagicMock()
-
-    name, version = "kept", "0"
-
-    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        pass
-
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def log_figure(self, name: str, figure: Figure, step: int | None = None) -> None:
-        self.figures[name] = figure
-
-    def finalize(self, status: str) -> None:
-        pass
-
-
 def test_both_callbacks_give_their_pictures_to_loggers_that_keep_them() -> None:
-    logger = KeptByLeyden()
+    logger = RecordingLeydenLogger()
     probe, reduction = HarmProbe(every=2), HarmReduction()
     fit(Learner(mlp()), probe, reduction, logger=logger, steps=6)
     assert set(logger.figures) == {"harm", "harm_probe"}
@@ -258,7 +230,7 @@ def test_both_callbacks_give_their_pictures_to_loggers_that_keep_them() -> None:
     assert list(rates) == [one.rate for one in probe.probed]
     faint = logger.figures["harm"].axes[1].lines[0].get_ydata()
     assert len(faint) == 6
-    silent = KeptByLeyden()
+    silent = RecordingLeydenLogger()
     fit(Learner(mlp()), HarmProbe(every=2, figure=False), HarmReduction(figure=False), logger=silent, steps=6)
     assert not silent.figures
 

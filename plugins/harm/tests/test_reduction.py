@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from harm_testbed import Gradients, Kept, Learner, fit, flat, mlp, momentum, rows, weighted_gradients
+from harm_testbed import Gradients, Learner, fit, flat, mlp, momentum, rows, weighted_gradients
+from leyden.testing import RecordingLogger
 from leyden_harm import HarmProbe, HarmReduction, total_harm
 from leyden_harm.baselines import without_history
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -221,7 +222,7 @@ def test_a_schedule_that_multiplies_all_rates_changes_no_weight(factor: float) -
 
 
 def test_statistics_are_logged_every_few_steps_and_drawn() -> None:
-    logger = Kept()
+    logger = RecordingLogger()
     fit(Learner(mlp()), HarmReduction(max_upweight=4.0, log_every=3), logger=logger, steps=10)
     for name in ("rate_before", "rate_after", "sum_before", "sum_after", "max_weight", "active_fraction"):
         assert list(logger.of(f"harm/{name}")) == [0, 3, 6, 9], name
@@ -235,7 +236,7 @@ def test_statistics_are_logged_every_few_steps_and_drawn() -> None:
 
 
 def test_the_active_fraction_counts_batches_since_it_was_last_logged() -> None:
-    logger = Kept()
+    logger = RecordingLogger()
     reduction = HarmReduction(log_every=4)
     seen = Gradients(reduction)
     fit(Learner(mlp()), reduction, seen, logger=logger, steps=9)
@@ -246,7 +247,7 @@ def test_the_active_fraction_counts_batches_since_it_was_last_logged() -> None:
 
 
 def test_only_steps_at_which_it_acts_are_logged_and_kept() -> None:
-    logger = Kept()
+    logger = RecordingLogger()
 
     class Watched(HarmReduction):
         def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -8,14 +8,13 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from leyden.logger import LeydenLogger
 from leyden.tasks import Classification, mlp
+from leyden.testing import RecordingLeydenLogger, RecordingLogger
 from leyden_sps_safe import IMASPSSafe, SPSMonitor, SPSSafe
 from leyden_sps_safe.monitor import History
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import MLFlowLogger
 from lightning.pytorch.loggers.logger import Logger
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -24,51 +23,6 @@ METHODS = {
     "IMASPSSafe": partial(IMASPSSafe, lambd=9.0),
     "IMASPSSafe t": partial(IMASPSSafe, lambd="t", M="auto"),
 }
-
-
-class Kept(Logger):
-    """Keeps what is logged."""
-
-    name, version = "kept", "0"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.metrics: list[tuple[int | None, dict[str, float]]] = []
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        self.metrics.append((step, dict(metrics)))
-
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def of(self, name: str) -> dict[int | None, float]:
-        return {step: metrics[name] for step, metrics in self.metrics if name in metrics}
-
-
-class KeptByLeyden(LeydenLogger):
-    """The same in the guise of Leyden's logger, whose figures are kept too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.figures: dict[str, Figure] = {}
-
-    @property
-    def experiment(self) -> Any:
-        return MagicMock()
-
-    name, version = "kept", "0"
-
-    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        pass
-
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def log_figure(self, name: str, figure: Figure, step: int | None = None) -> None:
-        self.figures[name] = figure
-
-    def finalize(self, status: str) -> None:
-        pass
 
 
 def train(
@@ -105,7 +59,7 @@ def test_four_accumulated_batches_equal_one_of_four_times_the_size(name: str) ->
 
 
 def test_the_monitor_is_in_every_trainer_and_logs_every_few_steps() -> None:
-    logger = Kept()
+    logger = RecordingLogger()
     _, runner = train(METHODS["SPSSafe"], logger=logger, log_every_n_steps=3)
     optimizer = runner.optimizers[0]
     for name in ("step_size", "grad_norm_sq", "safeguard_active", "loss_used", "skipped"):
@@ -119,7 +73,7 @@ def test_the_monitor_is_in_every_trainer_and_logs_every_few_steps() -> None:
 
 
 def test_the_fraction_of_an_epoch_is_the_mean_of_its_steps() -> None:
-    logger = Kept()
+    logger = RecordingLogger()
     train(METHODS["SPSSafe"], logger=logger, log_every_n_steps=1)
     active = logger.of("sps/safeguard_active")
     fractions = logger.of("sps/safeguard_fraction")
@@ -130,20 +84,20 @@ def test_the_fraction_of_an_epoch_is_the_mean_of_its_steps() -> None:
 
 
 def test_only_the_first_monitor_acts() -> None:
-    logger = Kept()
+    logger = RecordingLogger()
     train(METHODS["SPSSafe"], logger=logger, callbacks=[SPSMonitor(every=5), SPSMonitor(every=1)], epochs=1)
     assert list(logger.of("sps/step_size")) == [0, 5]
     assert len([step for step, metrics in logger.metrics if "sps/step_size" in metrics]) == 2
 
 
 def test_the_monitor_leaves_other_optimizers_alone() -> None:
-    logger = Kept()
+    logger = RecordingLogger()
     train(partial(torch.optim.SGD, lr=0.1), logger=logger, log_every_n_steps=1)
     assert not [metrics for _, metrics in logger.metrics if any(name.startswith("sps/") for name in metrics)]
 
 
 def test_the_monitor_draws_the_run_at_its_end() -> None:
-    logger = KeptByLeyden()
+    logger = RecordingLeydenLogger()
     _, runner = train(METHODS["IMASPSSafe"], logger=logger)
     (figure,) = logger.figures.values()
     sizes, norms = (ax.lines[0].get_xydata() for ax in figure.axes)
@@ -151,7 +105,7 @@ def test_the_monitor_draws_the_run_at_its_end() -> None:
     optimizer: Any = runner.optimizers[0]
     assert sizes[-1][1] == pytest.approx(float(optimizer.last_step_size))
     assert norms[-1][1] == pytest.approx(float(optimizer.last_grad_norm_sq))
-    silent = KeptByLeyden()
+    silent = RecordingLeydenLogger()
     train(METHODS["IMASPSSafe"], logger=silent, callbacks=[SPSMonitor(figure=False)])
     assert not silent.figures
 
@@ -190,7 +144,7 @@ def test_a_skipped_update_is_counted_in_the_log() -> None:
                 return super().step(loss=float("nan"))
             return super().step(closure, loss=loss)
 
-    logger = Kept()
+    logger = RecordingLogger()
     with pytest.warns(RuntimeWarning, match="skipped an update"):
         train(Spoiled, logger=logger, log_every_n_steps=1, epochs=1)
     skipped = logger.of("sps/skipped")

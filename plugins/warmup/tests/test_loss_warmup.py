@@ -10,13 +10,14 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from leyden.testing import RecordingLeydenLogger, RecordingLogger
 from leyden.testing.host_sync import host_syncs
 from leyden_warmup import LossWarmup, LossWarmupLR
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint
 from torch import Tensor, nn, optim
 from torch.optim import lr_scheduler as schedulers
-from warmup_testbed import Classifier, Kept, KeptByLeyden, Rates, fit, multipliers, rates, scaled, sgd
+from warmup_testbed import Classifier, Rates, fit, multipliers, rates, scaled, sgd
 
 
 def adam(groups: Any, **options: Any) -> optim.Optimizer:
@@ -169,7 +170,7 @@ def test_a_rate_on_the_device_is_multiplied_without_waiting_for_it() -> None:
     fit(
         Watches(build),
         LossWarmup(ema=0.5, monotone=True, release_at=0.9),
-        logger=Kept(),
+        logger=RecordingLogger(),
         limit_train_batches=5,
     )
     assert [one for one in found if "leyden" in one or "rates.py" in one or "schedule.py" in one] == []
@@ -291,7 +292,7 @@ def test_a_looked_at_state_does_not_change_afterwards() -> None:
 
 
 def test_the_monitor_of_learning_rates_logs_those_without_the_warm_up() -> None:
-    logger = Kept()
+    logger = RecordingLogger()
     fit(Classifier(sgd), LossWarmup(), LearningRateMonitor("step"), logger=logger, log_every_n_steps=1)
     assert set(logger.of("lr-SGD/pg1").values()) == {0.2}
     assert len(logger.of("lr-SGD/pg1")) == 16
@@ -432,7 +433,7 @@ def test_clipping_is_independent(clip: float | None) -> None:
 
 
 def test_it_logs_every_few_steps() -> None:
-    logger, module = Kept(), Classifier(sgd)
+    logger, module = RecordingLogger(), Classifier(sgd)
     fit(module, LossWarmup(log_every=5, max_steps=7), logger=logger)
     found = multipliers(module.losses, max_steps=7)
     assert logger.of("warmup/multiplier") == {step: found[step] for step in (0, 5, 10, 15)}
@@ -445,13 +446,13 @@ def test_it_logs_every_few_steps() -> None:
 
 
 def test_one_parameter_group_logs_one_rate() -> None:
-    logger = Kept()
+    logger = RecordingLogger()
     fit(Classifier(lambda groups: optim.SGD(groups[0]["params"], lr=0.2)), LossWarmup(), logger=logger)
     assert list(logger.of("warmup/lr")) == [0, 10]
 
 
 def test_it_draws_the_rates_at_the_end() -> None:
-    logger, module = KeptByLeyden(), Classifier(sgd, SCHEDULERS["CosineAnnealingLR"])
+    logger, module = RecordingLeydenLogger(), Classifier(sgd, SCHEDULERS["CosineAnnealingLR"])
     noted = Rates()
     fit(module, LossWarmup(), noted, logger=logger)
     figure = logger.figures["warmup"]
@@ -460,7 +461,7 @@ def test_it_draws_the_rates_at_the_end() -> None:
     used, own = (line.get_xydata()[:, 1] for line in left.lines[:2])
     assert list(own) == [between[0] for between in noted.between]
     assert list(used) == pytest.approx(list(own * multipliers(module.losses)))
-    silent = KeptByLeyden()
+    silent = RecordingLeydenLogger()
     fit(Classifier(sgd), LossWarmup(figure=False), logger=silent)
     assert not silent.figures
 

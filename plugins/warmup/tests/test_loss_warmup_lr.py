@@ -226,3 +226,37 @@ def test_what_is_no_loss_is_told_and_changes_nothing(loss: Any, told: str) -> No
     used = updating(optimizer)
     optimizer.step()
     assert used == [[0.1]]
+
+
+class FailsOnce(optim.SGD):
+    """Raises in its first update, after the closure ran."""
+
+    failed = False
+
+    def step(self, closure: Any = None) -> Any:
+        result = super().step(closure)
+        if not self.failed:
+            self.failed = True
+            raise RuntimeError("broken on purpose")
+        return result
+
+
+def test_after_an_update_that_raised_the_next_closure_sees_the_rate_of_the_user() -> None:
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = FailsOnce([weight], lr=0.5)
+    warmup = LossWarmupLR(optimizer, C=1.0)
+    seen: list[float] = []
+
+    def closure() -> Tensor:
+        seen.append(optimizer.param_groups[0]["lr"])
+        weight.grad = torch.ones(1)
+        return weight.detach().sum()
+
+    warmup.step(4.0)
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        optimizer.step(closure)
+    before = weight.item()
+    optimizer.step(closure)
+    assert seen == [0.5, 0.5]
+    assert before - weight.item() == pytest.approx(0.1)
+    assert optimizer.param_groups[0]["lr"] == 0.5

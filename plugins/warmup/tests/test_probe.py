@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from leyden.tasks import Classification, mlp
+from leyden.testing import RecordingLeydenLogger, RecordingLogger
 from leyden_datamodules import Digits
 from leyden_warmup import LossWarmup, SmoothnessProbe, fit_h0h1
 from leyden_warmup.replay import leaving_no_trace
@@ -20,7 +21,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import Tensor, nn, optim
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
-from warmup_testbed import Classifier, Kept, KeptByLeyden, fit, scaled, sgd
+from warmup_testbed import Classifier, fit, scaled, sgd
 
 
 class Quadratic(pl.LightningModule):
@@ -328,7 +329,7 @@ def test_it_resumes_with_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_it_logs_and_draws_the_fit() -> None:
-    logger, probe = Kept(), SmoothnessProbe(every=2)
+    logger, probe = RecordingLogger(), SmoothnessProbe(every=2)
     fit(Classifier(sgd), probe, logger=logger)
     assert list(logger.of("smoothness/curvature").items()) == list(
         zip(probe.steps, probe.curvatures, strict=True)
@@ -336,7 +337,7 @@ def test_it_logs_and_draws_the_fit() -> None:
     found = fit_h0h1(probe.losses, probe.curvatures)
     for name, value in (("H0", found.H0), ("H1", found.H1), ("C_suggested", found.C)):
         assert logger.of(f"smoothness/{name}") == {15: value}
-    drawn = KeptByLeyden()
+    drawn = RecordingLeydenLogger()
     fit(Classifier(sgd), SmoothnessProbe(every=2), logger=drawn)
     assert len(drawn.figures["smoothness"].axes[0].collections[0].get_offsets()) == 8
 

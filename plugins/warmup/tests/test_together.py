@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from leyden.testing import RecordingLogger
 from leyden_harm import HarmProbe, HarmReduction
 from leyden_sps_safe import SPSMonitor, SPSSafe
 from leyden_warmup import LossWarmup, SmoothnessProbe
 from torch import Tensor, optim
 from torch.optim.lr_scheduler import OneCycleLR
-from warmup_testbed import Classifier, Kept, Rates, fit, multipliers
+from warmup_testbed import Classifier, Rates, fit, multipliers
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -63,7 +64,7 @@ def test_each_of_them_takes_part(left_out: str) -> None:
 
 def test_the_polyak_step_is_multiplied_and_says_its_own_size() -> None:
     """Its step size is told before ``lr``, which alone the warm-up multiplies."""
-    noted, logger = Rates(), Kept()
+    noted, logger = Rates(), RecordingLogger()
     made = callbacks()
     module = train(polyak, [made["warmup"], noted, made["monitor"]], logger=logger)
     assert [used[0] for used in noted.used] == pytest.approx(multipliers(module.losses, C=0.8))

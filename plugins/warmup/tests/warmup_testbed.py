@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import MagicMock
 
 import lightning.pytorch as pl
 import torch
-from leyden.logger import LeydenLogger
 from leyden_warmup import LossWarmup
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.plugins import MixedPrecision
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -97,51 +93,6 @@ class Rates(Callback):
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self.between.append(rates(trainer.optimizers[0]))
-
-
-class Kept(Logger):
-    """Keeps what is logged."""
-
-    name, version = "kept", "0"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.metrics: list[tuple[int | None, dict[str, float]]] = []
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        self.metrics.append((step, dict(metrics)))
-
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def of(self, name: str) -> dict[int | None, float]:
-        return {step: metrics[name] for step, metrics in self.metrics if name in metrics}
-
-
-class KeptByLeyden(LeydenLogger):
-    """Leyden's logger, of which the figures are kept and nothing else."""
-
-    name, version = "kept", "0"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.figures: dict[str, Figure] = {}
-
-    @property
-    def experiment(self) -> Any:
-        return MagicMock()
-
-    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        pass
-
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def log_figure(self, name: str, figure: Figure, step: int | None = None) -> None:
-        self.figures[name] = figure
-
-    def finalize(self, status: str) -> None:
-        pass
 
 
 def sgd(groups: Any) -> torch.optim.Optimizer:

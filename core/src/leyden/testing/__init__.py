@@ -37,7 +37,8 @@ What is checked, by what owes it (`checks` lists all of it, with the names that 
   and name the place in the paper; their examples run.
 
 A training that resumes bit for bit needs a loader and random numbers that resume: `ResumableLoader` and
-`RestoreRNG` are public for that.
+`RestoreRNG` are public for that. `RecordingLogger` and `RecordingLeydenLogger` keep what a component logs and
+draws.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ from leyden.testing import (  # noqa: F401 - importing them registers their chec
 from leyden.testing.claims import claim_cases
 from leyden.testing.configs import RUNS_AS_IT_IS, runs_as_it_is
 from leyden.testing.kit import OWED, Case, Finding, Subject, component_cases
+from leyden.testing.loggers import RecordingLeydenLogger, RecordingLogger
 from leyden.testing.metadata import metadata_cases
 from leyden.testing.processes import TASKS, process_cases
 from leyden.testing.resume import RestoreRNG, ResumableLoader
@@ -72,6 +74,8 @@ from leyden.testing.trials import Trial
 
 __all__ = [
     "Finding",
+    "RecordingLeydenLogger",
+    "RecordingLogger",
     "RestoreRNG",
     "ResumableLoader",
     "Trial",

@@ -424,7 +424,7 @@ class Language(Claim):
             kind="better",
         ),
     )
-    minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.3, "laptop": 5.0, "paper": 20.0}
+    minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.3, "laptop": 7.5, "paper": 25.0}
     seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 4, "paper": 12}
     metric = "test_loss"
     unit = "nats"
@@ -434,17 +434,19 @@ class Language(Claim):
     imports = ("lightning", "schedulefree")
 
     def cells(self, scale: Scale) -> Sequence[Cell]:
-        """Four methods, four settings each."""
+        """Four methods, six settings each."""
         grid: Grid = {
-            "none": [{"lr": rate} for rate in (0.003, 0.01, 0.02, 0.03)],
+            "none": [{"lr": rate} for rate in (0.003, 0.006, 0.01, 0.015, 0.02, 0.03)],
             "linear": [
                 {"lr": rate, "warmup": length}
-                for rate, length in ((0.01, 40), (0.03, 20), (0.03, 40), (0.05, 40))
+                for rate, length in ((0.01, 40), (0.03, 20), (0.03, 40), (0.03, 80), (0.05, 40), (0.05, 80))
             ],
             "LossWarmup": [
                 {"lr": rate, "C": C, "f_star": f_star}
                 for rate, C, f_star in (
+                    (0.03, 0.1, 0.0),
                     (0.03, 0.3, 0.0),
+                    (0.05, 0.3, 0.0),
                     (0.01, 1.0, 0.0),
                     (0.01, 1.0, 2.0),
                     (0.03, 3.0, 2.0),
@@ -452,7 +454,7 @@ class Language(Claim):
             ],
             "schedule-free": [
                 {"lr": rate, "warmup_steps": length}
-                for rate, length in ((0.003, 0), (0.01, 0), (0.03, 0), (0.03, 40))
+                for rate, length in ((0.003, 0), (0.01, 0), (0.03, 0), (0.03, 40), (0.03, 80), (0.06, 40))
             ],
         }
         short: Grid = {
