@@ -36,7 +36,7 @@ def projector(factor: Tensor) -> Tensor:
 @pytest.mark.parametrize("eta", [1.0, 0.3])
 def test_acceptance_3_the_tangent_step_is_the_riemannian_gradient_step(eta: float) -> None:
     _, factor, residual, pull = setting()
-    towards = direction(factor, pull, conjugate_gram(factor), "tangent")
+    towards = direction(factor, pull, conjugate_gram(factor), "tangent").apply(factor, pull)
     p, matrix = projector(factor), factor @ factor.mT
     after = (factor + eta * towards) @ (factor + eta * towards).mT
     tangent = p @ residual + residual @ p.mT - p @ residual @ p.mT
@@ -47,7 +47,7 @@ def test_acceptance_3_the_tangent_step_is_the_riemannian_gradient_step(eta: floa
 @pytest.mark.parametrize("eta", [0.5, 0.3])
 def test_acceptance_3_the_block_jacobi_step_counts_the_inner_part_twice(eta: float) -> None:
     _, factor, residual, pull = setting(5)
-    towards = direction(factor, pull, conjugate_gram(factor), "block_jacobi")
+    towards = direction(factor, pull, conjugate_gram(factor), "block_jacobi").apply(factor, pull)
     p, matrix = projector(factor), factor @ factor.mT
     after = (factor + eta * towards) @ (factor + eta * towards).mT
     expected = matrix - eta * (p @ residual + residual @ p.mT) + eta**2 * towards @ towards.mT
@@ -56,7 +56,7 @@ def test_acceptance_3_the_block_jacobi_step_counts_the_inner_part_twice(eta: flo
 
 def test_the_retraction_agrees_with_the_one_by_truncation_to_second_order() -> None:
     _, factor, residual, pull = setting(9)
-    towards = direction(factor, pull, conjugate_gram(factor), "tangent")
+    towards = direction(factor, pull, conjugate_gram(factor), "tangent").apply(factor, pull)
     p, matrix = projector(factor), factor @ factor.mT
     tangent = p @ residual + residual @ p.mT - p @ residual @ p.mT
     differences = []

@@ -141,7 +141,7 @@ def test_the_searched_step_is_where_the_objective_is_lowest_along_the_direction(
     spectrum = operator.fft(factor)
     x = operator.lift_adjoint(spectrum)
     pull = operator.matmul_conj(problem.correction(x, problem.misfit(x)), spectrum)
-    towards = direction(factor, pull, conjugate_gram(factor))
+    towards = direction(factor, pull, conjugate_gram(factor)).apply(factor, pull)
     along = line(operator, factor, spectrum, towards, operator.fft(towards))
     coefficients = quartic(problem, conjugate_gram(factor), x, problem.misfit(x), along)
     assert coefficients[0] < 0

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from leyden_hankel.answer import complete
     from leyden_hankel.baselines import emac, fiht, hsnld, ist, pgd, shgd
-    from leyden_hankel.completion import Completion, HankelCompletion, complete
+    from leyden_hankel.completion import Completion, HankelCompletion
     from leyden_hankel.data import SignalFile, SpectralSignalDataModule
     from leyden_hankel.frequencies import Lines, esprit
     from leyden_hankel.guard import JacobiGuard
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from leyden_hankel.spectral import spectral_init, takagi
 
 _HOMES = {
+    "leyden_hankel.answer": ("complete",),
     "leyden_hankel.baselines": ("emac", "fiht", "hsnld", "ist", "pgd", "shgd"),
-    "leyden_hankel.completion": ("Completion", "HankelCompletion", "complete"),
+    "leyden_hankel.completion": ("Completion", "HankelCompletion"),
     "leyden_hankel.data": ("SignalFile", "SpectralSignalDataModule"),
     "leyden_hankel.frequencies": ("Lines", "esprit"),
     "leyden_hankel.guard": ("JacobiGuard",),

@@ -1,9 +1,9 @@
 """What the method is compared with: one call signature, the same transforms and the same start.
 
 The methods are those of the predecessors, reconstructed from their papers. The factored ones (`shgd`, `pgd`,
-`fiht`, `hsnld`) start from the same spectral start and use the same fast Hankel products, each in its cheapest
-form; `ist` is what users of the field have, `emac` the convex program. Each is a generator of iterates
-(``*_iterates``, for whoever counts and times them) with a function around it.
+`fiht`, `hsnld`) start from the same spectral start and use the same fast Hankel products, each in its most
+economical form; `ist` is what users of the field have, `emac` the convex program. Each is a generator of
+iterates (``*_iterates``, for whoever counts and times them) with a function around it.
 """
 
 from __future__ import annotations

@@ -10,14 +10,42 @@ With G = conj(Z^H Z), K = H(z) conj(Z) and the gradient Z G + K:
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
 
+from leyden_hankel.objective import cross_gram
+
 Preconditioner = Literal["tangent", "block_jacobi", "none"]
 PRECONDITIONERS = ("tangent", "block_jacobi", "none")
+
+
+class Combination(NamedTuple):
+    """A direction as Z times a small matrix plus K times another.
+
+    Attributes:
+        own: what multiplies Z.
+        pull: what multiplies K.
+    """
+
+    own: Complex[Tensor, "*batch rank rank"]
+    pull: Complex[Tensor, "*batch rank rank"]
+
+    def apply(
+        self, factor: Complex[Tensor, "*batch rows rank"], pull: Complex[Tensor, "*batch rows rank"]
+    ) -> Complex[Tensor, "*batch rows rank"]:
+        """The combination of Z and K, in the memory layout of the factor."""
+        if factor.dim() == 3 and len(factor) == 1:  # a batch of one is slower than none
+            rows = self.own[0].mT @ factor[0].mT
+            return rows.addmm_(self.pull[0].mT, pull[0].mT).unsqueeze(0).mT
+        return (self.own.mT @ factor.mT + self.pull.mT @ pull.mT).mT
+
+    def moved(self, step: float) -> Combination:
+        """The combination that makes Z + step D of Z and K."""
+        identity = torch.eye(self.own.shape[-1], dtype=self.own.dtype, device=self.own.device)
+        return Combination(identity + step * self.own, step * self.pull)
 
 
 def direction(
@@ -27,7 +55,7 @@ def direction(
     preconditioner: Preconditioner = "tangent",
     *,
     ridge: Float[Tensor, "*batch"] | float = 0.0,
-) -> Complex[Tensor, "*batch rows rank"]:
+) -> Combination:
     """The direction of a step (reconstructed).
 
     Args:
@@ -39,19 +67,18 @@ def direction(
         ridge: added to the diagonal of G where it is inverted.
 
     Returns:
-        D, to be added to Z.
+        D, to be added to Z, as a combination of Z and K.
     """
     if preconditioner == "none":
-        largest = torch.linalg.matrix_norm(gram, ord=2)
+        scale = -torch.linalg.matrix_norm(gram, ord=2).reciprocal()[..., None, None]
         identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-        scale = -largest.reciprocal()[..., None, None]
-        return _combined(factor, scale * gram, pull, scale * identity)
+        return Combination(scale * gram, scale * identity)
     inverse = regularized_inverse(gram, ridge)
     if preconditioner == "block_jacobi":
-        return _combined(factor, -gram @ inverse, pull, -inverse)
-    inner = (factor.mT @ pull.conj()).conj() + gram.conj() @ gram  # Z^H (Z G + K)
+        return Combination(-gram @ inverse, -inverse)
+    inner = cross_gram(factor, pull).conj() + gram.conj() @ gram  # Z^H (Z G + K)
     half = inverse.conj() @ inner @ inverse / 2
-    return _combined(factor, half - gram @ inverse, pull, -inverse)
+    return Combination(half - gram @ inverse, -inverse)
 
 
 def regularized_inverse(
@@ -84,8 +111,3 @@ def regularized_inverse(
     lift = torch.where(singular, lift, torch.zeros_like(lift))
     inverse: Tensor = torch.linalg.inv_ex(lifted + lift[..., None, None] * identity).inverse
     return inverse
-
-
-def _combined(factor: Tensor, weights: Tensor, pull: Tensor, pull_weights: Tensor) -> Tensor:
-    """Z times a small matrix plus K times another, in the factor's memory layout."""
-    return (weights.mT @ factor.mT + pull_weights.mT @ pull.mT).mT

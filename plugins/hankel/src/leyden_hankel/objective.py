@@ -55,7 +55,16 @@ class Problem:
 
 def conjugate_gram(factor: Complex[Tensor, "*batch rows rank"]) -> Complex[Tensor, "*batch rank rank"]:
     """Z^T conj(Z), the conjugate of the Gram matrix Z^H Z."""
-    return factor.mT @ factor.conj()
+    return cross_gram(factor, factor)
+
+
+def cross_gram(
+    first: Complex[Tensor, "*batch rows rank"], second: Complex[Tensor, "*batch rows rank"]
+) -> Complex[Tensor, "*batch rank rank"]:
+    """A^T conj(B), the conjugate of A^H B, of tall factors."""
+    if first.dim() == 3 and len(first) == 1:  # a batch of one is slower than none
+        return (first[0].mT @ second[0].conj()).unsqueeze(0)
+    return first.mT @ second.conj()
 
 
 def objective(
@@ -140,8 +149,8 @@ def line(
     return Line(
         operator.lift_adjoint(spectrum, direction_spectrum),
         operator.lift_adjoint(direction_spectrum),
-        factor.mT @ direction.conj(),
-        direction.mT @ direction.conj(),
+        cross_gram(factor, direction),
+        cross_gram(direction, direction),
     )
 
 
@@ -164,20 +173,18 @@ def quartic(
     Returns:
         c1 to c4.
     """
-    inner, p = problem.operator.weighted, problem.rate
     first, second, cross, square = along
-    miss_first, miss_second = problem.on_mask(first), problem.on_mask(second)
-    c1 = 2 * _entries(gram, cross) - inner(x, first) + inner(misfit, miss_first) / p
-    c2 = (
-        2 * _entries(gram, square)
-        + 2 * _entries(cross, cross.mH)
-        + 2 * _entries(cross, cross)
-        - inner(first, first)
-        - 2 * inner(x, second)
-        + (inner(miss_first, miss_first) + 2 * inner(misfit, miss_second)) / p
-    ) / 2
-    c3 = 2 * _entries(cross, square) - inner(first, second) + inner(miss_first, miss_second) / p
-    c4 = (_entries(square, square) - inner(second, second) + inner(miss_second, miss_second) / p) / 2
+    axis = x.dim() - len(problem.operator.shape)
+    three = torch.stack([x, first, second], dim=axis)
+    inside = problem.operator.weighted_gram(three)
+    missed = torch.stack([misfit, problem.on_mask(first), problem.on_mask(second)], dim=axis)
+    # What the weights add to each product: the misfit over p, less the structure that x already has.
+    extra = problem.operator.weighted_gram(missed) / problem.rate[..., None, None] - inside
+    c1 = 2 * _entries(gram, cross) + extra[..., 0, 1]
+    c2 = _entries(gram, square) + _entries(cross, cross.mH) + _entries(cross, cross)
+    c2 = c2 + extra[..., 1, 1] / 2 + extra[..., 0, 2]
+    c3 = 2 * _entries(cross, square) + extra[..., 1, 2]
+    c4 = (_entries(square, square) + extra[..., 2, 2]) / 2
     return torch.stack([c1, c2, c3, c4], dim=-1)
 
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Complex, Float
 from scipy.fft import next_fast_len
 from torch import Tensor
+
+_CACHED = 2**16
+"""Complex numbers that are worked on at a time on a processor: a megabyte or two stays in its cache."""
 
 COMPLEX_TYPES = (torch.complex64, torch.complex128)
 
@@ -80,7 +83,12 @@ class HankelOperator:
             The zero-padded transform over the signal's dimensions, rank first.
         """
         columns = factor.mT.reshape(*factor.shape[:-2], factor.shape[-1], *self.block)
-        spectrum: Tensor = torch.fft.fftn(columns, s=self.lengths, dim=self._places)
+        if self._whole(columns):
+            spectrum: Tensor = torch.fft.fftn(columns, s=self.lengths, dim=self._places)
+            return spectrum
+        spectrum = columns.new_empty(*columns.shape[: -len(self.shape)], *self.lengths)
+        for into, part in self._parts(spectrum, columns):
+            into.copy_(torch.fft.fftn(part, s=self.lengths, dim=self._places))
         return spectrum
 
     def lift_adjoint(
@@ -97,8 +105,15 @@ class HankelOperator:
         Returns:
             The signal.
         """
-        product = spectrum * (spectrum if other is None else other)
-        sums = self._inverse(product.sum(dim=-len(self.shape) - 1))
+        second = spectrum if other is None else other
+        axis = spectrum.dim() - len(self.shape) - 1
+        if self._whole(spectrum) or self._whole(second):
+            total = (spectrum * second).sum(dim=axis)
+        else:
+            total = spectrum.select(axis, 0) * second.select(axis, 0)
+            for column in range(1, spectrum.shape[axis]):
+                total.addcmul_(spectrum.select(axis, column), second.select(axis, column))
+        sums = self._inverse(total)
         return sums / self.weights if other is None else sums * (2 / self.weights)
 
     def matmul_conj(
@@ -115,9 +130,17 @@ class HankelOperator:
         """
         # ifft(a conj(b)) is conj(fft(conj(a) b)) / N: so no conjugate of the whole spectrum is written out.
         transform = torch.fft.fftn(signal, s=self.lengths, dim=self._places, norm="forward")
-        mixed = transform.conj().resolve_conj().unsqueeze(-len(self.shape) - 1) * spectrum
-        columns: Tensor = torch.fft.fftn(mixed, dim=self._places)[self._crop(self.block)]
-        return columns.conj().resolve_conj().flatten(-len(self.shape)).mT
+        kernel = transform.conj().resolve_conj().unsqueeze(-len(self.shape) - 1)
+        crop = self._crop(self.block)
+        if self._whole(spectrum) or kernel.requires_grad:
+            mixed: Tensor = torch.fft.fftn(kernel * spectrum, dim=self._places)
+            columns = mixed[crop].conj().resolve_conj()
+        else:
+            columns = spectrum.new_empty(*spectrum.shape[: -len(self.shape)], *self.block)
+            for into, part, factor in self._parts(columns, spectrum, kernel):
+                mixed = torch.fft.fftn(part * factor, dim=self._places)
+                torch.conj_physical(mixed[crop], out=into)
+        return columns.flatten(-len(self.shape)).mT
 
     def dense(self, signal: Complex[Tensor, "*batch *shape"]) -> Complex[Tensor, "*batch rows rows"]:
         """The matrix itself; for small signals and tests.
@@ -149,6 +172,45 @@ class HankelOperator:
         places = tuple(range(-len(self.shape) - 1, 0))
         weighted: Tensor = (a * b * self.weights.unsqueeze(-1)).sum(dim=places)
         return weighted
+
+    def weighted_gram(
+        self, signals: Complex[Tensor, "*batch count *shape"]
+    ) -> Float[Tensor, "*batch count count"]:
+        """The real inner products of the Hankel matrices of several signals, see `weighted`.
+
+        Args:
+            signals: the signals, together with any batch in front.
+
+        Returns:
+            A symmetric matrix for each batch.
+        """
+        numbers = torch.view_as_real(signals)
+        weighted = numbers * self.weights.unsqueeze(-1)
+        first = -len(self.shape) - 1
+        product: Tensor = weighted.flatten(first) @ numbers.flatten(first).mT
+        return product
+
+    def _whole(self, columns: Tensor) -> bool:
+        """Whether columns are transformed at once: they are few or short, or autograd follows them."""
+        return columns.requires_grad or columns.is_cuda or columns.numel() <= _CACHED
+
+    def _parts(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Matching views of some columns each, of about as many numbers as the cache holds."""
+        sizes = len(self.shape)
+        stacks = [tensor.reshape(-1, *tensor.shape[-sizes - 1 :]) for tensor in tensors]
+        batch, rank = stacks[0].shape[:2]
+        step = max(1, _CACHED // math.prod(self.lengths))
+        if step >= rank:
+            several = step // rank
+            for first in range(0, batch, several):
+                yield tuple(stack[first : first + several] for stack in stacks)
+            return
+        for place in range(batch):
+            for first in range(0, rank, step):
+                yield tuple(
+                    stack[place] if stack.shape[1] == 1 else stack[place, first : first + step]
+                    for stack in stacks
+                )
 
     def _inverse(self, transform: Tensor) -> Tensor:
         signal: Tensor = torch.fft.ifftn(transform, dim=self._places)[self._crop(self.shape)]

@@ -225,15 +225,14 @@ def iterate(problem: Problem, settings: Settings, state: State) -> State:
     ridge = settings.damping * state.value.clamp(min=0).sqrt() if settings.damping else 0.0
     towards = direction(state.factor, pull, state.gram, settings.preconditioner, ridge=ridge)
     if settings.searches and bool((state.searching & state.active).any()):
-        moved = _search(problem, settings, state, misfit, towards)
+        moved = _search(problem, settings, state, misfit, towards.apply(state.factor, pull))
     else:
-        moved = _move(problem, settings, state, towards)
+        moved = _move(problem, settings, state, towards.moved(settings.fixed_step).apply(state.factor, pull))
     return _settle(problem, settings, state, moved)
 
 
-def _move(problem: Problem, settings: Settings, state: State, towards: Tensor) -> State:
+def _move(problem: Problem, settings: Settings, state: State, factor: Tensor) -> State:
     """Take the fixed step."""
-    factor = (state.factor.mT + settings.fixed_step * towards.mT).mT
     spectrum = problem.operator.fft(factor)
     x = problem.operator.lift_adjoint(spectrum)
     step_size = torch.full_like(state.step_size, settings.fixed_step)
@@ -248,12 +247,13 @@ def _search(problem: Problem, settings: Settings, state: State, misfit: Tensor, 
     along = line(operator, state.factor, state.spectrum, towards, transform)
     exact = smallest_minimum(quartic(problem, state.gram, state.x, misfit, along))
     step_size = torch.where(state.searching, exact, torch.full_like(exact, settings.fixed_step))
-    factor = (state.factor.mT + _over(step_size, towards) * towards.mT).mT
+    factor = torch.addcmul(state.factor.mT, towards.mT, _over(step_size, towards).to(towards.dtype)).mT
     if (state.time + 1) % _REFRESH == 0:
         spectrum = operator.fft(factor)
         x, gram = operator.lift_adjoint(spectrum), conjugate_gram(factor)
     else:
-        spectrum = state.spectrum + _over(step_size, transform) * transform
+        a = _over(step_size, transform).to(transform.dtype)
+        spectrum = torch.addcmul(state.spectrum, transform, a, out=transform)
         a = _over(step_size, along.first)
         x = state.x + a * (along.first + a * along.second)
         a = _over(step_size, state.gram)

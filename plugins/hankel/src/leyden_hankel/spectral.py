@@ -7,6 +7,7 @@ from jaxtyping import Bool, Complex, Float
 from torch import Tensor
 
 from leyden_hankel.arguments import check_count
+from leyden_hankel.objective import conjugate_gram
 from leyden_hankel.operator import HankelOperator
 
 
@@ -138,16 +139,15 @@ def _dominant_range(
     start = torch.randn(width, operator.rows, dtype=operator.dtype, generator=generator).to(signal.device)
     batch = signal.shape[: signal.dim() - len(operator.shape)]
     image = start.expand(*batch, *start.shape).mT
-    basis = image
-    for _ in range(power + 1):
-        basis = orthonormal_basis(image)
-        image = operator.matmul_conj(signal, operator.fft(basis))
-    return basis, image
+    for _ in range(power):
+        image = operator.matmul_conj(signal, operator.fft(_whitened(image)))
+    basis = orthonormal_basis(image)
+    return basis, operator.matmul_conj(signal, operator.fft(basis))
 
 
 def _whitened(vectors: Tensor) -> Tensor:
     wide = vectors.to(torch.complex128)
-    gram = (wide.mT @ wide.conj()).conj()
+    gram = conjugate_gram(wide).conj()
     values, turns = torch.linalg.eigh(gram)
     width = vectors.shape[-1]
     own, double = (width * torch.finfo(kind.to_real()).eps for kind in (vectors.dtype, torch.complex128))
