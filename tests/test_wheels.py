@@ -20,6 +20,7 @@ PACKAGES = (
     "plugins/warmup",
     "plugins/milp_layer",
     "plugins/ffolayer",
+    "plugins/asym_perturb",
     "plugins/hankel",
 )
 

@@ -314,5 +314,5 @@ def test_unreached_sets_keep_a_strategy(games: dict[str, SequenceFormGame]) -> N
     ],
 )
 def test_a_tree_that_is_no_game_is_named(root: Any, text: str) -> None:
-    with pytest.raises(ValueError, match=f"^game: .*{text}"):
+    with pytest.raises(ValueError, match=rf"^game: .*{text}"):
         SequenceFormGame.from_tree(root)

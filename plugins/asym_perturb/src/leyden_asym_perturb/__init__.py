@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from leyden_asym_perturb.data import IterationDataModule
     from leyden_asym_perturb.fixed_mu import asymp_gda
+    from leyden_asym_perturb.game import Game
     from leyden_asym_perturb.games import (
         biased_pennies,
         biased_rps,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from leyden_asym_perturb.linear_program import (
         MatrixGameSolution,
         invariance_threshold,
+        least_norm_strategy,
         solve_matrix_game_lp,
     )
     from leyden_asym_perturb.matrix_game import MatrixGame, nash_conv, perturbed_gap
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "leyden_asym_perturb.fixed_mu": ("asymp_gda",),
     "leyden_asym_perturb.data": ("IterationDataModule",),
+    "leyden_asym_perturb.game": ("Game",),
     "leyden_asym_perturb.games": (
         "biased_pennies",
         "biased_rps",
@@ -52,6 +55,7 @@ _HOMES = {
     "leyden_asym_perturb.linear_program": (
         "MatrixGameSolution",
         "invariance_threshold",
+        "least_norm_strategy",
         "solve_matrix_game_lp",
     ),
     "leyden_asym_perturb.matrix_game": ("MatrixGame", "nash_conv", "perturbed_gap"),
@@ -69,6 +73,7 @@ __all__ = [  # noqa: RUF022 - what is used most comes first
     "asymp_solve",
     "MatrixGame",
     "SequenceFormGame",
+    "Game",
     "SolveResult",
     "Round",
     "AsymPGameModule",
@@ -83,6 +88,7 @@ __all__ = [  # noqa: RUF022 - what is used most comes first
     "solve_matrix_game_lp",
     "MatrixGameSolution",
     "invariance_threshold",
+    "least_norm_strategy",
     "biased_rps",
     "many_equilibria",
     "biased_pennies",

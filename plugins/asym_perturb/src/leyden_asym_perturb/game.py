@@ -157,7 +157,8 @@ class Game(nn.Module, ABC):
         Returns:
             NashConv, of the leading shape; 0 at an equilibrium and nowhere else.
         """
-        return self.worst_case(x) - self.guaranteed(y)
+        # rounding may leave it below 0
+        return (self.worst_case(x) - self.guaranteed(y)).clamp(min=0)
 
     def perturbed_gaps(self, x: Tensor, y: Tensor, mu: Tensor) -> tuple[Tensor, Tensor]:
         """The duality gaps of the two perturbed games, Section 3.4.

@@ -102,6 +102,24 @@ def invariance_threshold(A: Float[Tensor, "m n"], side: Literal["x", "y"] = "x",
     return scale * _largest_mu(matrix[:, tight], strategy, support)
 
 
+def least_norm_strategy(
+    A: Float[Tensor, "m n"], side: Literal["x", "y"] = "x", tol: float = 1e-9
+) -> Float[Tensor, " k"]:
+    """The player's equilibrium strategy of least norm, which small perturbations select (Section 3.2).
+
+    Args:
+        A: the cost to the row player.
+        side: the player.
+        tol: what counts as equal, relative to the size of A.
+
+    Returns:
+        The strategy, float64.
+    """
+    check_side(side)
+    matrix = _matrix(A) if side == "x" else -_matrix(A).T
+    return torch.from_numpy(_least_norm(matrix / max(float(np.ptp(matrix)) / 2, 1e-300), tol)[0])
+
+
 def _largest_mu(columns: Array, strategy: Array, support: Array) -> float:
     """The linear program of Section 3.2, in y on the tight columns, mu and lambda."""
     m, k = columns.shape

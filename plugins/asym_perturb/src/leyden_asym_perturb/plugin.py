@@ -99,4 +99,5 @@ def leyden_components() -> Iterable[Component]:
 @hookimpl
 def leyden_claims() -> Iterable[str]:
     """The experiments, negative results included."""
-    return ("leyden_asym_perturb.claims.LastIterate",)
+    names = ("LastIterate", "Impossibility", "ParameterFree", "Noise", "Trees", "Leduc", "Thresholds")
+    return tuple(f"leyden_asym_perturb.claims.{name}" for name in names)

@@ -238,7 +238,7 @@ class Solver(nn.Module):
         if not self.mirrored:
             return self._one_sided()
         lower, upper = game.guaranteed(self.best_y), game.worst_case(self.best_x)
-        found = upper - lower
+        found = game.nash_conv(self.best_x, self.best_y)
         converged = found <= self.eps
         if not game.single:
             return SolveResult(

@@ -1,0 +1,85 @@
+"""The optimizer: it is the method on simplices, and alternating descent-ascent elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+import torch
+from leyden_asym_perturb import AsymPGDA, biased_rps
+from leyden_asym_perturb.baselines import PerturbedGDA
+from torch import Tensor
+
+BRPS = biased_rps().payoff[0]
+
+
+def play(optimizer: AsymPGDA, x: Tensor, y: Tensor, steps: int) -> None:
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        cost = x @ BRPS @ y
+        cost.backward()  # type: ignore[no-untyped-call]
+        return cost
+
+    for _ in range(steps):
+        optimizer.step(closure)
+
+
+@pytest.mark.parametrize("side", ["x", "y"])
+def test_on_simplices_it_is_the_method_step_by_step(side: Literal["x", "y"]) -> None:
+    x, y = (torch.full((3,), 1 / 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    groups = [{"params": [x]}, {"params": [y], "role": "max"}]
+    optimizer = AsymPGDA(groups, eta=0.1, mu=1.0, side=side, geometry="simplex")
+    method = PerturbedGDA(biased_rps(), eta=0.1, mu_x=float(side == "x"), mu_y=float(side == "y"))
+    for _ in range(50):
+        play(optimizer, x, y, 1)
+        method.step()
+        torch.testing.assert_close(x.detach(), method.x[0], rtol=0, atol=1e-12)
+        torch.testing.assert_close(y.detach(), method.y[0], rtol=0, atol=1e-12)
+
+
+def test_free_parameters_of_a_bilinear_game_converge_to_the_saddle() -> None:
+    x, y = (torch.tensor([1.0], dtype=torch.float64, requires_grad=True) for _ in range(2))
+    optimizer = AsymPGDA([{"params": [x]}, {"params": [y], "role": "max"}], eta=0.2, mu=0.5)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = (x * y).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    for _ in range(300):
+        optimizer.step(closure)
+    assert float(x.detach().abs() + y.detach().abs()) < 1e-6
+
+
+def test_the_closure_is_called_before_each_half_step_and_must_be_there() -> None:
+    x, y = (torch.ones(1, requires_grad=True) for _ in range(2))
+    calls = []
+
+    def closure() -> Tensor:
+        calls.append(float(x))
+        loss = (x * y).sum()
+        x.grad, y.grad = torch.ones(1), torch.ones(1)
+        return loss
+
+    optimizer = AsymPGDA([{"params": [x]}, {"params": [y], "role": "max"}], eta=0.5, mu=0.0)
+    optimizer.step(closure)
+    assert calls == [1.0, 0.5]
+    with pytest.raises(RuntimeError, match="closure"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"eta": 0.0}, "eta"),
+        ({"mu": -1.0}, "mu"),
+        ({"lr": -1.0}, "lr"),
+        ({"side": "z"}, "side"),
+        ({"role": "both"}, "role"),
+        ({"geometry": "ball"}, "geometry"),
+    ],
+)
+def test_wrong_settings_are_named(given: dict[str, Any], name: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{name}: expected"):
+        AsymPGDA([torch.ones(1, requires_grad=True)], **given)
