@@ -99,7 +99,8 @@ def leyden_components() -> Iterable[Component]:
 @hookimpl
 def leyden_claims() -> Iterable[str]:
     """The experiments, negative results included."""
-    return ()
+    names = ("Conditioning", "FewSamples", "Noise", "Outliers", "Field", "Speed")
+    return tuple(f"leyden_hankel.claims.{name}" for name in names)
 
 
 @hookimpl
