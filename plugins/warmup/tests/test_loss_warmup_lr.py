@@ -260,3 +260,21 @@ def test_after_an_update_that_raised_the_next_closure_sees_the_rate_of_the_user(
     assert seen == [0.5, 0.5]
     assert before - weight.item() == pytest.approx(0.1)
     assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_after_an_update_that_raised_a_loaded_state_brings_the_rates_of_the_user() -> None:
+    weight = nn.Parameter(torch.ones(1))
+    weight.grad = torch.ones(1)
+    saved = optim.SGD([weight], lr=0.3).state_dict()
+    optimizer = FailsOnce([weight], lr=0.5)
+    warmup = LossWarmupLR(optimizer, C=1.0)
+    warmup.step(4.0)
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        optimizer.step()
+    optimizer.load_state_dict(saved)
+    warmup.step(1.0)
+    assert warmup.base_lrs == [0.3]
+    before = weight.item()
+    optimizer.step()
+    assert before - weight.item() == pytest.approx(0.15)
+    assert optimizer.param_groups[0]["lr"] == 0.3
