@@ -62,13 +62,55 @@ def test_a_loss_three_percent_off_refutes_the_same_curve() -> None:
 def test_an_error_that_falls_like_the_square_refutes_the_rate() -> None:
     results = [
         done("ghost problem", seed, {"delta": delta}, gradient_error=(1 + 0.1 * seed) * delta**2)
-        for seed in range(3)
+        for seed in range(6)
         for delta in (1e-1, 1e-2, 1e-3)
     ]
     assert outcomes(Rate(), results)["first-order"] in ("does not hold", "undecided")
     noisy = [
         done("ghost problem", seed, {"delta": delta}, gradient_error=delta ** (2 + 0.01 * seed))
-        for seed in range(3)
+        for seed in range(6)
         for delta in (1e-1, 1e-2, 1e-3)
     ]
     assert outcomes(Rate(), noisy)["first-order"] == "does not hold"
+
+
+def test_the_triage_is_judged_on_the_loss_that_it_trains_as_well() -> None:
+    results = [
+        done(
+            f"{training}, {predictor}", seed, {"lr": 0.01}, val_regret=1.0, val_decision_loss=loss,
+            test_regret=regret + 0.01 * seed, test_decision_loss=loss + 0.01 * seed, test_prediction_loss=1.0,
+        )
+        for seed in range(6)
+        for predictor in ("network", "two measurements")
+        for training, loss, regret in (("end-to-end", -2.0, 1.5), ("two-stage", -1.0, 1.0))
+    ]  # fmt: skip
+    found = outcomes(Triage(), results)
+    assert found["own-loss"] == "holds"
+    assert found["end-to-end-wins"] != "holds"
+
+
+def test_qpth_is_an_arm_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "qpth" not in {cell.method for cell in Decisions().cells(Scale("laptop", 1))}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    assert "qpth" in {cell.method for cell in Decisions().cells(Scale("laptop", 1))}
+
+
+def test_both_formulas_are_tuned_on_validation_pairs_over_the_same_rates() -> None:
+    results = [
+        done(
+            f"{formula} formula", seed, {"rate": rate}, log_validation_error=validation + 0.1 * seed,
+            test_error=10 ** (test + 0.1 * seed), fall_slack=-test - 5,
+        )
+        for seed in range(6)
+        for formula, rate, validation, test in (
+            ("paper", 0.01, -3.0, -12.0), ("paper", 0.03, -8.0, -8.0),
+            ("released", 0.01, -3.0, -3.0), ("released", 0.03, -5.0, -5.5),
+        )
+    ]  # fmt: skip
+    found = outcomes(LearnConstraints(), results)
+    assert found == {"learns": "holds", "term": "holds", "released-learns": "holds"}
+    table = Table(results)
+    assert [arm.setting for tuned in LearnConstraints()._tuned(table) for arm in [tuned.arm] if arm] == [
+        {"rate": 0.03}, {"rate": 0.03}
+    ]  # fmt: skip
