@@ -229,16 +229,17 @@ def test_what_is_no_loss_is_told_and_changes_nothing(loss: Any, told: str) -> No
 
 
 class FailsOnce(optim.SGD):
-    """Raises in its first update, after the closure ran."""
+    """Raises in its first update, after the rates were multiplied."""
 
     failed = False
 
     def step(self, closure: Any = None) -> Any:
-        result = super().step(closure)
-        if not self.failed:
-            self.failed = True
-            raise RuntimeError("broken on purpose")
-        return result
+        if self.failed:
+            return super().step(closure)
+        if closure is not None:
+            closure()
+        self.failed = True
+        raise RuntimeError("broken on purpose")
 
 
 def test_after_an_update_that_raised_the_next_closure_sees_the_rate_of_the_user() -> None:
