@@ -439,3 +439,26 @@ def test_the_program_of_a_sample_is_what_cvxpy_says() -> None:
     assert abs(program.P - data["P"]).max() < 1e-12 or abs(program.P - data["P"] - data["P"].T).max() < 10
     written.problem.solve(solver="CLARABEL")
     assert relative(y, written.variables[0].value) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["quadratic_program", "geometric_program"])
+def test_every_cvxpy_layer_of_a_model_is_replaced_by_its_twin(name: str) -> None:
+    from leyden_ffolayer.swap import replace_cvxpy_layers
+    from lightning.pytorch import LightningModule
+
+    written = PROGRAMS[name]()
+    ours, theirs = layers(written)
+
+    class Model(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.others = theirs, nn.ModuleList([nn.Linear(1, 1), layers(written)[1]])
+
+    model = Model()
+    with pytest.raises(ValueError, match="expected a model with a cvxpylayers"):
+        replace_cvxpy_layers(LightningModule())
+    replaced: Any = replace_cvxpy_layers(model, tol=1e-8)
+    for twin in (replaced.first, replaced.others[1]):
+        assert type(twin) is FFOLayer
+        assert twin.ffo.tol == 1e-8
+        assert relative(twin(*written.values)[0], ours(*written.values)[0]) < 1e-4

@@ -87,6 +87,20 @@ def test_acceptance_11_decisions_train_to_the_loss_of_qpth() -> None:
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
 
 
+def test_the_baselines_dense_adjoint_is_exact_and_its_default_is_not() -> None:
+    from leyden_ffolayer.problems import dense_problem
+
+    problem = dense_problem(60, batch=2, seed=3)
+    found = {}
+    for name, layer in (
+        ("ours", FFOQPLayer()), ("dense", CvxpyQPLayer("dense", 1e-9)), ("lsqr", CvxpyQPLayer("lsqr", 1e-9))
+    ):  # fmt: skip
+        q = problem.q.clone().requires_grad_()
+        (found[name],) = torch.autograd.grad((problem.c * layer(problem.Q, q, problem.G, problem.h)).sum(), q)
+    assert relative(found["dense"], found["ours"]) < 1e-5
+    assert relative(found["lsqr"], found["ours"]) > 1e-3
+
+
 def test_acceptance_4_output_and_gradient_agree_with_qpth() -> None:
     pytest.importorskip("qpth")
     from leyden_ffolayer.problems import dense_problem

@@ -340,7 +340,7 @@ class _Keeper:
                 self.systems.append(self._factorised(part, places, self.active[places]))
         slack = (program.h - apply(program.G, state.y)).clamp(min=0)
         slack = torch.where(self.active, 0.0, slack)
-        lam = torch.where(self.active | ~self.polished[:, None], state.lam.clamp(min=0), 0.0)
+        lam = state.lam.clamp(min=0)
         y, nu = state.y.clone(), state.nu.clone()
         for value in (y, lam, nu, slack):
             value[lost] = torch.nan
