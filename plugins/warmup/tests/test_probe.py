@@ -98,11 +98,11 @@ class Records(Classifier):
         one, two, three = self.others
         inner: Any = self.first.noise
         mine = [float(torch.rand((), generator=generator)) for generator in (self.own, inner)]
-        return [one.random(), float(two.random()), float(three.rand()), *mine]
+        common = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+        return [*common, one.random(), float(two.random()), float(three.rand()), *mine]
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         self.calls += 1
-        self.seen["draws"] += [random.random(), float(np.random.rand()), float(torch.rand(()))]
         self.seen["draws"] += self.draws()
         loss = super().training_step(batch, batch_idx)
         assert loss is not None
@@ -110,6 +110,10 @@ class Records(Classifier):
         self.running += loss.detach()
         self.mean.update(loss.detach())
         return loss
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        """Draw between two training steps, as a hook that adds noise to the gradient does."""
+        self.seen["draws"] += self.draws()
 
 
 class Watch(Callback):
