@@ -182,7 +182,7 @@ def test_acceptance_3_every_cone_agrees_with_cvxpylayers(kind: str) -> None:
     agree(found, expected, written.tolerance)
 
 
-@pytest.mark.parametrize("kind", ["qp", "norm", "psd"])
+@pytest.mark.parametrize("kind", ["qp", "norm", "soc", "psd"])
 def test_dual_variables_and_their_gradients_agree_with_cvxpylayers(kind: str) -> None:
     if kind == "psd":
         X, Y = cp.Variable((3, 3), symmetric=True), cp.Parameter((3, 3), symmetric=True)
@@ -191,7 +191,7 @@ def test_dual_variables_and_their_gradients_agree_with_cvxpylayers(kind: str) ->
         written = Written(problem, [Y], [X], [value])
     else:
         written = quadratic_program() if kind == "qp" else cone_problem(kind)
-    written.variables = [*written.variables, written.problem.constraints[0].dual_variables[0]]
+    written.variables = [*written.variables, *written.problem.constraints[0].dual_variables]
     ours, theirs = layers(written)
     found = called(ours, written.values)
     expected = called(theirs, written.values, solver_args=EXACT)
@@ -366,9 +366,11 @@ def test_a_ball_whose_tip_is_the_solution_keeps_all_its_rows() -> None:
     assert found.tolist() == pytest.approx([1, 2, 3], abs=1e-6)
 
 
-def test_an_inactive_ball_has_no_influence() -> None:
+@pytest.mark.parametrize("written", ["norm", "cone"])
+def test_an_inactive_ball_has_no_influence(written: str) -> None:
     y, q, r = cp.Variable(3), cp.Parameter(3), cp.Parameter(nonneg=True)
-    problem = cp.Problem(cp.Minimize(0.5 * cp.sum_squares(y) + q @ y), [cp.norm(y) <= r])
+    ball = cp.norm(y) <= r if written == "norm" else cp.SOC(r, y)
+    problem = cp.Problem(cp.Minimize(0.5 * cp.sum_squares(y) + q @ y), [ball])
     layer = FFOLayer(problem, [q, r], [y])
     leaves = [torch.tensor([0.1, 0.2, -0.1], dtype=DOUBLE, requires_grad=True),
               torch.tensor(5.0, dtype=DOUBLE, requires_grad=True)]  # fmt: skip
