@@ -516,7 +516,7 @@ class Speed(Claim):
         size, rank, samples = (255, 4, 100) if small else (4095, 20, 1000)
         signal = draw(size, rank, seed=cell.seed, samples=samples, kappa=10)
         methods = ("FIHT", cell.method)
-        seconds = times_to(methods, signal, rank, level=1e-5, cap=400, rounds=1 if small else 5)
+        seconds = times_to(methods, signal, rank, level=1e-5, cap=250, rounds=1 if small else 3)
         return {"seconds": seconds[cell.method], "time_to_fiht": seconds[cell.method] / seconds["FIHT"]}
 
     def judge(self, table: Table) -> Sequence[Verdict]:

@@ -23,7 +23,10 @@ Step = Literal["auto", "exact", "fixed"]
 STEPS = ("auto", "exact", "fixed")
 
 _SEARCHED = 10
-"""How many first iterations search for their step with ``step="auto"``."""
+"""How many first iterations search for their step with ``step="auto"``, where samples are few."""
+
+_SHORT = 0.8
+"""A first step below this says so; a longer one says that the fixed step will do."""
 
 _REFRESH = 20
 """After how many updates in place transform and signal are computed from the factor again."""
@@ -42,8 +45,8 @@ class Settings:
     Attributes:
         rank: r, at least 1.
         preconditioner: ``"tangent"``, ``"block_jacobi"`` or ``"none"`` (plain gradient descent).
-        step: ``"auto"``: the exact minimum along the direction for 10 iterations and whenever the objective
-            rose, else the fixed step; ``"exact"``, ``"fixed"``, or the number itself. The fixed step is 1 for
+        step: ``"auto"``: the exact minimum along the direction in the first iteration, in nine more if that
+            step was below 0.8, and whenever the objective rose, else the fixed step; ``"exact"``, ``"fixed"``, or the number itself. The fixed step is 1 for
             ``"tangent"`` (0.7 with outliers) and 0.5 for the others.
         max_iter: iterations at most.
         tol: relative change of the signal that ends the iteration.
@@ -275,10 +278,10 @@ def _settle(problem: Problem, settings: Settings, state: State, moved: State) ->
     converged = (change <= settings.tol) & ~failed
     iterations = state.iterations + 1
     over = converged | failed | (iterations >= settings.max_iter)
-    early = iterations < _SEARCHED
     searching = torch.full_like(rose, settings.step == "exact")
     if settings.step == "auto":
-        searching = early | rose
+        short = (iterations > 1) | (moved.step_size < _SHORT)
+        searching = rose | (state.searching & short & (iterations < _SEARCHED))
     lower = value <= state.best[0]
     moved = replace(
         moved,
