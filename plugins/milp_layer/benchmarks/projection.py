@@ -84,4 +84,4 @@ for rule in ("active_set", "straight_through", "smoothed"):
 info = layers[DEFAULT].last_info
 assert info is not None
 counts = [float(one.double().mean()) for one in (info.scenarios, info.lps)]
-print("\n{:.0f} scenarios a sample, {:.1f} of them projected onto".format(*counts))
+print("\n{:.0f} scenarios a sample, {:.1f} programs solved".format(*counts))

@@ -222,6 +222,15 @@ def test_ties_go_to_the_lowest_scenario() -> None:
     assert float(DisjunctiveProjection(turned)(torch.tensor([[0.5]], dtype=F64))) == 0.25
 
 
+@pytest.mark.parametrize("settings", [{}, {"solver": "highs"}, {"norm": "l2"}])
+def test_what_is_equal_to_a_billionth_is_a_tie(settings: dict[str, Any]) -> None:
+    layer = DisjunctiveProjection(
+        RuleSet(1, 0, 1, rules=[any_of(at_most(0, 0.25), at_least(0, 0.75))]), **settings
+    )
+    raw = torch.tensor([[0.5 + 2e-10], [0.5 + 1e-8], [0.5 - 1e-8]], dtype=F64)
+    assert layer(raw)[:, 0].tolist() == pytest.approx([0.25, 0.75, 0.25])
+
+
 @pytest.mark.parametrize("backward", ["active_set", "straight_through", "smoothed"])
 def test_a_degenerate_active_set_gives_a_finite_gradient(backward: Any) -> None:
     # three rows through one corner, two of them the same

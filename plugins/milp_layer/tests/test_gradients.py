@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from leyden_milp_layer import DisjunctiveProjection, RuleSet, any_of, at_least, at_most, feature, total
+from leyden_milp_layer import (
+    DisjunctiveProjection,
+    Polyhedron,
+    RuleSet,
+    any_of,
+    at_least,
+    at_most,
+    feature,
+    total,
+)
 from leyden_milp_layer.random_rules import random_problems
 from torch import Tensor
 
@@ -75,6 +85,36 @@ def test_a_small_smoothing_gives_the_exact_gradient() -> None:
     weights = [1.0, 1.0, 1.5]  # no tie
     smoothed = gradient(raw, seen, backward="smoothed", mu=1e-3, weights=weights)
     torch.testing.assert_close(smoothed, gradient(raw, seen, weights=weights))
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+@pytest.mark.parametrize("wide", [False, True])
+def test_weights_and_units_are_in_the_gradient(norm: Any, wide: bool) -> None:
+    checked = 0
+    for seed in range(30):
+        generator = np.random.default_rng(seed)
+        n = int(generator.integers(2, 5))
+        unit = 10.0 ** generator.integers(-4, 5, n) if wide else np.ones(n)
+        rows = [generator.normal(size=(1, n)) for _ in range(4)]
+        halves = [Polyhedron(row / unit, row @ generator.random(n)) for row in rows]
+        rules = RuleSet(n, 0, unit.tolist(), [], [halves[0] | halves[1], halves[2] | halves[3]])
+        weights = generator.uniform(0.3, 3.0, n) / (unit if norm == "l1" else unit**2)
+        layer = DisjunctiveProjection(rules, norm=norm, weights=weights.tolist(), on_infeasible="global_only")
+        point = torch.from_numpy(generator.normal(0.5, 0.8, (1, n)) * unit).requires_grad_()
+        seen, step = (torch.from_numpy(generator.normal(size=(1, n))) for _ in range(2))
+        seen, step = seen / torch.from_numpy(unit), step * torch.from_numpy(unit)
+        value = layer(point)
+        assert layer.last_info is not None
+        if layer.last_info.status[0] != "projected":
+            continue
+        (slope,) = torch.autograd.grad(value, point, seen)
+        with torch.no_grad():
+            ahead, here, behind = (float((layer(point + h * step) * seen).sum()) for h in (1e-6, 0, -1e-6))
+        if abs(ahead - 2 * here + behind) > 1e-9:
+            continue
+        checked += 1
+        assert float((slope * step).sum()) == pytest.approx((ahead - behind) / 2e-6, rel=1e-4, abs=1e-5)
+    assert checked > 15
 
 
 @pytest.mark.parametrize("settings", [{"relaxation": "cnf"}, {"relaxation": "pdnf", "num_dnf_rules": 1}])

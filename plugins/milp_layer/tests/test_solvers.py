@@ -19,6 +19,7 @@ from leyden_milp_layer import (
     at_most,
     certify,
     equals,
+    output,
     total,
     violations,
 )
@@ -319,6 +320,30 @@ def test_bounds_of_scenarios_are_bounds_and_closed_forms_are_projections(norm: A
     assert solved > 100
     assert open_ones > 20
     assert empty > 20
+
+
+def test_a_row_that_a_box_cannot_meet_makes_a_scenario_empty_without_a_program() -> None:
+    steep = any_of(output(0) + 2 * output(1) >= 1.9, (output(0) - output(1) >= 0.2) & at_most(1, 0.3))
+    layer = DisjunctiveProjection(RuleSet(2, 0, 1, rules=[steep, at_most(1, 0.4) | at_most(1, 0.35)]))
+    bank = layer.rules.at(None, 1)
+    A, b = bank.A.numpy(), bank.b.numpy()
+    bounding = Bounding(layer.rules.layout, A, np.ones(2), "l1")
+    columns = np.array([[1, 3], [1, 4], [2, 3], [2, 4]])
+    known = bounding.known(A, b, bounding.boxes(A, b), columns, np.array([[0.1, 0.6]]))
+    assert np.isinf(known.bound[0]).tolist() == [True, True, False, False]
+    assert known.solved[0].tolist() == [False, False, True, True]
+    np.testing.assert_allclose(known.points[0, 2:], [[0.5, 0.3]] * 2)
+    projected = layer(torch.tensor([[0.1, 0.6]], dtype=F64))
+    torch.testing.assert_close(projected, torch.tensor([[0.5, 0.3]], dtype=F64))
+    assert layer.last_info is not None
+    assert layer.last_info.lps.tolist() == [0]
+
+
+def test_an_output_that_gives_way_to_its_bound_is_exactly_there() -> None:
+    rules = RuleSet(2, 0, 1, [total() <= 0.5], [at_least(0, 0.1)])
+    projected = DisjunctiveProjection(rules)(torch.tensor([[0.7, 0.9]], dtype=F64))
+    assert float(projected[0, 0]) == 0.1 != 0.7 - 0.6
+    assert float(projected.sum()) == pytest.approx(0.5, abs=1e-15)
 
 
 def reference(rules: RuleSet, point: Array, unit: Array) -> float:

@@ -26,7 +26,7 @@ class Optimum:
         points: the optima, shape ``(batch, outputs)``.
         follows: which coordinates are where the projected point is, ``Fr``; shape ``(batch, outputs)``.
         active: which rows are; shape ``(batch, rows)``.
-        unit: about how large each output is, shape ``(outputs,)``.
+        unit: about how large each output is, 1 where there is a quadratic term; shape ``(outputs,)``.
         multiplier: of the rows, over twice the factor of the quadratic term; shape ``(batch, rows)``.
             None where there is no such term.
     """

@@ -474,7 +474,7 @@ class DisjunctiveProjection(nn.Module):
                 value * root,
                 torch.zeros_like(value, dtype=torch.bool),
                 equality | (multiplier > 0),
-                unit * root,
+                torch.ones_like(unit),
                 multiplier,
             )
             result = _applied(Selected, point * root, A / root, b, value * root, optimum)
@@ -485,7 +485,9 @@ class DisjunctiveProjection(nn.Module):
         over = torch.einsum("brn,bn->br", A.detach(), at) - b.detach()
         active = equality | ((over.abs() <= self.tol * (reach + b.detach().abs())) & ~pad)
         follows = (at - point.detach()).abs() <= self.tol * unit
-        return _applied(Selected, point, A, b, value, Optimum(at, follows, active, unit, multiplier))
+        # where a quadratic term measures the move, other units would be another measure
+        scale = unit if multiplier is None else torch.ones_like(unit)
+        return _applied(Selected, point, A, b, value, Optimum(at, follows, active, scale, multiplier))
 
     def _chosen_rows(self, outcome: Outcome) -> NDArray[np.int64]:
         """The rows of every sample's scenario, filled up with the number of rows."""

@@ -38,7 +38,7 @@ _ROUNDING = 1e-13
 INSIDE, PROJECTED, CONTRADICTION, TOO_MANY = 0, 1, 2, 3
 """What became of a sample: nothing to correct; projected; no scenario has a point; too many of them."""
 
-_AT_ONCE = 24
+_AT_ONCE = 48
 """About how many projections a round holds where the batch is smaller than that."""
 
 _NUMBERS = 2**22
