@@ -354,13 +354,34 @@ def reference(rules: RuleSet, point: Array, unit: Array) -> float:
     A, b = A / length[:, None], b / length
     eye, least = np.eye(n), np.inf
     for choice in itertools.product(*layout.disjuncts):
-        rows = [*range(layout.common), *(row for span in choice for row in range(*span))]
-        epigraph = np.block([[A[rows], np.zeros((len(rows), n))], [eye, -eye], [-eye, -eye]])
-        side = np.concatenate([b[rows], point, -point])
+        rows = np.array([*range(layout.common), *(row for span in choice for row in range(*span))])
+        turned = rows[layout.equality[rows]]  # an equality is an inequality in both directions
+        wide = np.concatenate([A[rows], -A[turned]])
+        epigraph = np.block([[wide, np.zeros((len(wide), n))], [eye, -eye], [-eye, -eye]])
+        side = np.concatenate([b[rows], -b[turned], point, -point])
         cost = np.concatenate([np.zeros(n), np.ones(n)])
         found = linprog(cost, A_ub=epigraph, b_ub=side, bounds=[(None, None)] * n + [(0, None)] * n)
         least = min(least, found.fun) if found.status == 0 else least
     return least
+
+
+@pytest.mark.parametrize("settings", [{}, {"solver": "highs"}])
+def test_rules_of_boxes_and_rows_are_projected_onto_as_by_another_solver(settings: dict[str, Any]) -> None:
+    programs = 0
+    for seed in range(40):
+        rules, points = boxed(seed, 3)
+        layer = DisjunctiveProjection(rules, on_infeasible="global_only", **settings)
+        projected = layer(torch.from_numpy(points))
+        info = layer.last_info
+        assert info is not None
+        programs += int(info.lps.sum())
+        for place, status in enumerate(info.status):
+            expected = reference(rules, points[place], np.ones(rules.n))
+            assert (status == "global_only") == (expected == np.inf)
+            if status != "global_only":
+                assert float(info.distance[place]) == pytest.approx(expected, abs=1e-8)
+                assert certify(rules, projected[[place]], tol=1e-8).holds
+    assert programs > 20
 
 
 @pytest.mark.parametrize("settings", [{}, {"strategy": "milp"}, {"strategy": "lifted"}, {"solver": "highs"}])
