@@ -192,8 +192,8 @@ def field_errors(method: str, signal: SpectralSignal, rank: int) -> dict[str, fl
     return {"rel_error": float(relative_error(found.x, signal.truth)), "seconds": seconds}
 
 
-def arrival_error(seed: int) -> float:
-    """The largest frequency error of four directions of arrival from one snapshot of 24 sensors, at 20 dB.
+def arrival_errors(seed: int) -> dict[str, float]:
+    """How near four directions of arrival come, from one snapshot of 24 sensors at 20 dB.
 
     The sensors stand at random places of a line of 63; the sources have equal strength and are at least 0.1
     apart.
@@ -202,15 +202,18 @@ def arrival_error(seed: int) -> float:
         seed: draws it all.
 
     Returns:
-        In cycles a place.
+        The relative error of the signal, and the largest one of a frequency, in cycles a place.
     """
     signal = snapshot(torch.Generator().manual_seed(seed))
     found = HankelCompletion(63, 4)(signal.y, signal.mask)
-    return float(match_frequencies(found.frequencies, signal.frequencies).max())
+    return {
+        "rel_error": float(relative_error(found.x, signal.truth)),
+        "frequency_error": float(match_frequencies(found.frequencies, signal.frequencies).max()),
+    }
 
 
 def snapshot(generator: torch.Generator) -> SpectralSignal:
-    """The snapshot of `arrival_error`."""
+    """The snapshot of `arrival_errors`."""
     while True:
         frequencies = torch.rand(4, dtype=torch.float64, generator=generator)
         turns = (frequencies.unsqueeze(1) - frequencies).remainder(1.0)

@@ -92,7 +92,8 @@ def spectrum_figure(
     above.plot(*_spectrum(x, width), color=PALETTE[0], lw=1.3, label="completed", zorder=2)
     _mark(above, lines)
     above.set_ylabel("magnitude")
-    above.legend(frameon=False, labelcolor=INK, fontsize=9)
+    above.set_ylim(None, 12 * above.get_ylim()[1])  # room for the legend
+    above.legend(frameon=False, labelcolor=INK, fontsize=9, loc="upper left")
     below.set_ylabel("magnitude of the residual")
     below.set_ylim(0, None)
     for ax in (above, below):
@@ -107,8 +108,9 @@ def _spectrum(x: Tensor, width: int) -> tuple[np.ndarray[Any, Any], np.ndarray[A
 
 
 def _mark(ax: Any, lines: Lines) -> None:
-    """A tick below the axis's zero for each line."""
-    _, high = ax.get_ylim()
-    floor = -0.06 * high
-    ax.vlines(lines.frequencies.numpy(), floor, 0, color=PALETTE[1], lw=1.4, label="lines found")
-    ax.set_ylim(1.3 * floor, high)
+    """A tick at the bottom for each line."""
+    ax.set_yscale("log")
+    bottom = ax.get_xaxis_transform()
+    ax.vlines(
+        lines.frequencies.numpy(), 0, 0.06, color=PALETTE[1], lw=1.6, label="lines found", transform=bottom
+    )

@@ -46,8 +46,9 @@ class Settings:
         rank: r, at least 1.
         preconditioner: ``"tangent"``, ``"block_jacobi"`` or ``"none"`` (plain gradient descent).
         step: ``"auto"``: the exact minimum along the direction in the first iteration, in nine more if that
-            step was below 0.8, and whenever the objective rose, else the fixed step; ``"exact"``, ``"fixed"``, or the number itself. The fixed step is 1 for
-            ``"tangent"`` (0.7 with outliers) and 0.5 for the others.
+            step was below 0.8, and whenever the objective rose, else the fixed step; ``"exact"``,
+            ``"fixed"``, or the number itself. The fixed step is 1 for ``"tangent"`` (0.7 with outliers) and
+            0.5 for the others.
         max_iter: iterations at most.
         tol: relative change of the signal that ends the iteration.
         outlier_fraction: the share of the observed samples that may be grossly wrong, below 0.5.
