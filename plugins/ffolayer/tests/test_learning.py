@@ -211,6 +211,29 @@ def test_the_monitor_checks_the_drop_in_too() -> None:
     assert gradient_error(cvxpy_layer(), least_squares_rows().inputs, generator=generator) < 1e-5
 
 
+def test_the_monitor_leaves_no_declared_set_and_checks_on_its_boundary() -> None:
+    """A singular Q, a weight of 0 and a singular semidefinite matrix: a free step would be refused."""
+    import cvxpy
+    from leyden_ffolayer import FFOLayer, gradient_error
+
+    cp: Any = cvxpy
+    generator = torch.Generator().manual_seed(0)
+    low = torch.diag(torch.tensor([1.0, 0.0]))
+    box = (torch.cat([torch.eye(2), -torch.eye(2)]), torch.ones(4))
+    q = torch.tensor([-0.5, 0.3])
+    assert gradient_error(FFOQPLayer(), (low, q, *box), generator=generator) < 1e-5
+    y, P, weights, costs = (
+        cp.Variable(2),
+        cp.Parameter((2, 2), PSD=True),
+        cp.Parameter(2, nonneg=True),
+        cp.Parameter(2),
+    )
+    objective = 0.5 * cp.quad_form(y, P) + weights @ cp.square(y) + costs @ y
+    layer = FFOLayer(cp.Problem(cp.Minimize(objective), [y <= 1, y >= -1]), [P, weights, costs], [y])
+    values = (low, torch.tensor([0.7, 0.0]), q)
+    assert gradient_error(layer, values, generator=generator) < 1e-5
+
+
 def test_the_monitor_changes_nothing_and_counts_no_solve_of_its_own() -> None:
     plain, watched = module(), module()
     trained(plain)

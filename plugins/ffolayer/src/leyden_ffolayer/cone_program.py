@@ -35,8 +35,8 @@ _REGULARISATION = 1e-12
 _ROUNDS, _ROUNDS_OF_ALL = 8, 3
 _OPTIMAL, _LOOSE = 1e-9, 1e-6
 _SMALL_LENGTH, _SMALL_FORCE, _SMALL_PRESSURE = 1e-5, 1e-3, 1e-4
-_FEW_ENTRIES = 1_000_000
-"""Up to so many entries equality rows are looked through for dependent ones."""
+_FEW_ENTRIES = 40_000
+"""Up to so many entries equality rows are looked through for dependent ones, in milliseconds."""
 
 _SMALL = 120
 """Up to so many unknowns a dense factorisation is faster than a sparse one."""
@@ -337,7 +337,7 @@ def forward_difference(
 def _of_least_norm(program: ConeProgram, w: Array) -> Array:
     """The multipliers without what dependent equality rows leave undetermined, which solvers fill at will."""
     count = program.cones.zero
-    if not 0 < count * w.size <= _FEW_ENTRIES:
+    if not 0 < count * len(program.q) <= _FEW_ENTRIES:
         return w
     rows = program.A[:count].toarray()
     left, values, _ = np.linalg.svd(rows, full_matrices=False)

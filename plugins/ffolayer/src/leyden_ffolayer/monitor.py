@@ -140,9 +140,13 @@ def gradient_error(
         found = torch.autograd.grad(loss(None, 0), leaves, allow_unused=True)
         worst = 0.0
         for _ in range(directions):
-            shifts = [_direction(twin, value, generator) for value in leaves]
+            shifts = [
+                _direction(_declared(twin, place), value.detach(), generator)
+                for place, value in enumerate(values)
+                if value is not None
+            ]
             length = torch.stack([shift.square().sum() for shift in shifts]).sum().sqrt()
-            shifts = [shift / length for shift in shifts]
+            shifts = [shift / (length + 1e-300) for shift in shifts]
             ahead, behind = (float(loss(shifts, sign).detach()) for sign in (1.0, -1.0))
             difference = (ahead - behind) / (2 * step)
             along = sum(float((g * s).sum()) for g, s in zip(found, shifts, strict=True) if g is not None)
@@ -187,8 +191,23 @@ def _dimensions(layer: Any, place: int) -> int:
     return len(layer.ctx.parameters[place].shape)
 
 
-def _direction(layer: Any, value: Tensor, generator: torch.Generator) -> Tensor:
+def _declared(layer: Any, place: int) -> str:
+    """What an argument has to stay while it is moved: ``"definite"``, ``"signed"`` or nothing."""
+    if isinstance(layer, FFOQPLayer):
+        return "definite" if place == 0 else ""
+    attributes = layer.ctx.parameters[place].attributes
+    if attributes["PSD"] or attributes["NSD"]:
+        return "definite"
+    return "signed" if any(attributes[one] for one in ("nonneg", "pos", "nonpos", "neg")) else ""
+
+
+def _direction(declared: str, value: Tensor, generator: torch.Generator) -> Tensor:
+    """A random direction in which a small step breaks nothing that is declared."""
     drawn = torch.randn(value.shape, generator=generator, dtype=value.dtype)
+    if declared == "signed":
+        return drawn * value
+    if declared == "definite":
+        return drawn.T @ value + value @ drawn
     if value.dim() == 2 and value.shape[0] == value.shape[1] and torch.equal(value, value.T):
         return 0.5 * (drawn + drawn.T)
     return drawn

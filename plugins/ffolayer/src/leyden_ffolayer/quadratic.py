@@ -35,7 +35,7 @@ QPSolver = Literal["ipm", "clarabel", "osqp"]
 QP_SOLVERS: tuple[str, ...] = ("ipm", "clarabel", "osqp")
 
 _EARLY, _LATE = 1e-4, 1e-9
-_EVEN_UNITS, _SMALLEST_UNIT = 16.0, 1e-13
+_EVEN_UNITS = 16.0
 _OPTIMAL, _LOOSE = 1e-9, 1e-6
 _SMALL_LENGTH, _SMALL_FORCE, _SMALL_PRESSURE = 1e-5, 1e-3, 1e-4
 _ROUNDS, _ROUNDS_OF_ALL = 8, 3
@@ -130,11 +130,13 @@ def active_rows(
     return multipliers / force > slacks / length
 
 
-def scale(program: Program) -> tuple[Program, Scaling]:
+def scale(program: Program, *, definite: bool = True) -> tuple[Program, Scaling]:
     """Divide every constraint by the length of its row, and measure variables in units of their own.
 
     Args:
         program: the programs.
+        definite: whether Q is positive definite; else variables keep their units, since a small curvature may
+            be nothing but rounding.
 
     Returns:
         The scaled programs, and their units; a row of zeros keeps its own.
@@ -144,7 +146,7 @@ def scale(program: Program) -> tuple[Program, Scaling]:
     >>> scale(program)[0].h
     tensor([[2.]])
     """
-    units = _variable_units(program)
+    units = _variable_units(program) if definite else torch.ones_like(program.q[0])
     if bool((units != 1).any()):
         program = replace(
             program, Q=program.Q * units * units.unsqueeze(1), q=program.q * units, G=program.G * units,
@@ -177,11 +179,6 @@ def _variable_units(program: Program) -> Tensor:
     Q = program.Q
     sizes = Q.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
     sizes = sizes if Q.dim() == 2 else sizes.amax(dim=0)
-    for matrix in (program.G, program.A):  # where there is no curvature, what the rows say
-        if bool((sizes == 0).any()) and matrix.shape[-2]:
-            columns = _of_length_1(matrix)[0].abs().reshape(-1, matrix.shape[-1]).amax(dim=0)
-            sizes = torch.where(sizes == 0, columns, sizes)
-    sizes = torch.where(sizes > _SMALLEST_UNIT * sizes.amax(), sizes, sizes.amax() + 1e-300)
     if float(sizes.amax()) < _EVEN_UNITS * float(sizes.amin()):
         return torch.ones_like(sizes)
     return torch.exp2(-torch.log2(sizes / sizes.amax()).round())
@@ -212,7 +209,7 @@ def solve(
     Returns:
         The solutions, with the samples that have none in ``failures``.
     """
-    inner, scaling = scale(program)
+    inner, scaling = scale(program, definite=root is not None)
     if root is not None:
         root = root * scaling.variables.unsqueeze(1)
     structure = structure_of(inner)
