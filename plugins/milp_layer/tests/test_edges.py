@@ -222,6 +222,21 @@ def test_ties_go_to_the_lowest_scenario() -> None:
     assert float(DisjunctiveProjection(turned)(torch.tensor([[0.5]], dtype=F64))) == 0.25
 
 
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_a_coefficient_that_vanishes_for_one_sample_is_there_for_the_next(norm: Any) -> None:
+    either = (output(0) * feature(0) + output(1) >= 0.6) | (output(0) - feature(0) * output(1) >= 0.95)
+    rules = RuleSet(2, 0, 1, rules=[either])
+    layer = DisjunctiveProjection(rules, norm=norm)
+    raw = torch.tensor([[0.5, 0.2]], dtype=F64)
+    for x in (0.0, 1.0, 0.0, 0.5):
+        features = torch.tensor([[x]], dtype=F64)
+        projected = layer(raw, features)
+        assert certify(rules, projected, features).holds
+        torch.testing.assert_close(projected, DisjunctiveProjection(rules, norm=norm)(raw, features))
+    both = layer(raw.expand(2, 2), torch.tensor([[0.0], [1.0]], dtype=F64))
+    torch.testing.assert_close(both[1:], layer(raw, torch.ones(1, 1, dtype=F64)))
+
+
 @pytest.mark.parametrize("settings", [{}, {"solver": "highs"}, {"norm": "l2"}])
 def test_what_is_equal_to_a_billionth_is_a_tie(settings: dict[str, Any]) -> None:
     layer = DisjunctiveProjection(
