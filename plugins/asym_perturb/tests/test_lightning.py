@@ -100,6 +100,9 @@ def test_what_is_logged(tmp_path: Path) -> None:
     both = metrics["exploitability_x"] + metrics["exploitability_y"]
     assert both == pytest.approx(metrics["nash_conv"], rel=1e-5)
     assert metrics["iters_total"] == float(module.solver.iteration)
+    assert 0 < metrics["perturbed_gap_x"] < 1e-6
+    kept, _ = fitted(AsymPGameModule(biased_rps(), mu=1.0, inner_steps=10), 2)
+    assert float(kept.callback_metrics["perturbed_gap_y"]) > 0
     unknown, _ = fitted(AsymPGameModule(random_matrix(4, 0), inner_steps=10), 2)
     assert "exploitability_x" not in unknown.callback_metrics
 

@@ -6,8 +6,10 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from leyden_asym_perturb import AsymPGDA, biased_rps
-from leyden_asym_perturb.baselines import PerturbedGDA
+from leyden.testing.fitting import quiet, quiet_trainer
+from leyden_asym_perturb import AsymPGDA, IterationDataModule, biased_rps
+from leyden_asym_perturb.baselines import PerturbedGDA, run
+from lightning.pytorch import LightningModule
 from torch import Tensor
 
 BRPS = biased_rps().payoff[0]
@@ -67,6 +69,34 @@ def test_the_closure_is_called_before_each_half_step_and_must_be_there() -> None
     assert calls == [1.0, 0.5]
     with pytest.raises(RuntimeError, match="closure"):
         optimizer.step()
+
+
+class Rivals(LightningModule):
+    """Two players on a matrix, under automatic optimization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x, self.y = (torch.nn.Parameter(torch.full((3,), 1 / 3, dtype=torch.float64)) for _ in range(2))
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        cost: Tensor = self.x @ BRPS @ self.y
+        return cost
+
+    def configure_optimizers(self) -> AsymPGDA:
+        groups = [{"params": [self.x]}, {"params": [self.y], "role": "max"}]
+        return AsymPGDA(groups, eta=0.1, mu=1.0, geometry="simplex")
+
+
+def test_under_a_trainer_both_half_steps_see_their_own_gradient() -> None:
+    module = Rivals()
+    trainer = quiet_trainer(max_steps=30)
+    with quiet():
+        trainer.fit(module, datamodule=IterationDataModule(30))
+    method = PerturbedGDA(biased_rps(), eta=0.1, mu_x=1.0)
+    run(method, 30)
+    assert trainer.global_step == 30
+    torch.testing.assert_close(module.x.detach(), method.x[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(module.y.detach(), method.y[0], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,17 @@ def test_kuhn_has_thirty_payoffs(games: dict[str, SequenceFormGame]) -> None:
     assert games["kuhn"].A.values().numel() == 30
 
 
-def test_liars_dice_is_sparse() -> None:
+def test_liars_dice_is_sparse_and_solved_by_linear_programming() -> None:
+    large = liars_dice()
+    assert [tree.num_sequences for tree in large.trees] == [24_571] * 2
+    assert large.A.values().numel() == 147_420
+    assert float(large.nash_conv(*large.uniform())) == pytest.approx(UNIFORM["liars_dice"], abs=1e-6)
+    solved = large.solve_lp()
+    assert solved.value == pytest.approx(7 / 258, abs=1e-9)
+    assert float(large.nash_conv(solved.x, solved.y)) < 1e-9
+
+
+def test_liars_dice_of_four_sides_has_the_sets_of_its_bids() -> None:
     game = liars_dice(4)
     assert [len(tree.info_sets) for tree in game.trees] == [4 * 2**7] * 2
     assert game.A.values().numel() < 0.05 * game.A.shape[0] * game.A.shape[1]
@@ -231,11 +241,26 @@ def test_the_gap_is_what_best_responses_gain_in_the_perturbed_game(
     game = games["goofspiel"]
     solver = Solver(game, eps=1e-30, mu=0.05, eta=0.5)
     solver.advance(1500)
-    gaps = game.perturbed_gaps(solver.x, solver.y, solver.mu)
-    assert all(0 <= float(gap) + 1e-14 < 1e-6 for gap in gaps)
+    solver.measure_gaps()
+    assert all(0 <= gap + 1e-14 < 1e-6 for gap in solver.gaps[0].tolist())
     start = game.uniform()
     rough = game.perturbed_gap(0, *start, torch.tensor(0.05, dtype=torch.float64))
     assert float(rough) > 0.1
+
+
+def test_the_radius_bounds_how_the_regulariser_changes(games: dict[str, SequenceFormGame]) -> None:
+    for game in (games["kuhn"], games["goofspiel"]):
+        for seed in range(20):
+            near, far = random_strategies(game, seed)[0], random_strategies(game, 50 + seed)[0]
+            tree = game.trees[0]
+            plan = tp.to_sequence(tree, far)
+            moved = sum(
+                float(plan[one.parent]) * float((far - near)[first : first + len(one.actions)].square().sum())
+                for one, first in numbered(tree)
+            )
+            change = float(tp.dilated_norm(tree, near) - tp.dilated_norm(tree, far))
+            assert abs(change) <= float(game.radius[0]) * moved**0.5 + 1e-12
+    assert tp.radius(SequenceFormGame.from_tree(rps_tree()).trees[0]) == pytest.approx((2 / 3) ** 0.5)
 
 
 @pytest.mark.parametrize(

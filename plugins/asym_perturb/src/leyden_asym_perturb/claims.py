@@ -70,7 +70,7 @@ class LastIterate(Claim):
         ),
     )
     minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.1, "laptop": 3.0, "paper": 60.0}
-    seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 6, "paper": 100}
+    seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 5, "paper": 100}
     metric = "nash_conv"
     mode = "min"
 
@@ -122,18 +122,18 @@ class LastIterate(Claim):
 
     def judge(self, table: Table) -> Sequence[Verdict]:
         """Judge."""
-        asymmetric, optimistic = Arm("AsymP, BRPS", {"mu": 1.0}), Arm("OGDA, BRPS", {})
+        below = [Arm("AsymP, BRPS", {"mu": mu}) for mu in (1.0, 2.0)]
+        many = Arm("AsymP, M-Ne", {"mu": 1.0})
+        asymmetric, optimistic = below[0], Arm("OGDA, BRPS", {})
+        bounds: tuple[tuple[str, str, list[Arm]], ...] = (
+            ("exact", "exact", [*below, many]),
+            ("above", "above", [Arm("AsymP, BRPS", {"mu": 4.0})]),
+            ("one-run", "one_run", below),
+            ("symmetric", "symmetric", [Arm("SymP, BRPS", {"mu": 1.0})]),
+            ("circles", "circling", [Arm("GDA, BRPS", {}), Arm("GDA, M-Ne", {})]),
+        )
         return [
-            *(
-                bound(self.statement(name), table, slack)
-                for name, slack in (
-                    ("exact", "exact"),
-                    ("above", "above"),
-                    ("one-run", "one_run"),
-                    ("symmetric", "symmetric"),
-                    ("circles", "circling"),
-                )
-            ),
+            *(bound(self.statement(name), table, slack, arms=arms) for name, slack, arms in bounds),
             better(
                 self.statement("optimistic"),
                 table,
@@ -287,7 +287,7 @@ class ParameterFree(Claim):
         ),
     )
     minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.2, "laptop": 4.0, "paper": 15.0}
-    seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 10, "paper": 30}
+    seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 8, "paper": 30}
     metric = "gradients"
     mode = "min"
     validation = "val_gradients"
@@ -348,26 +348,30 @@ class ParameterFree(Claim):
 
 
 def _solve_alone(seed: int, budget: int) -> dict[str, float]:
-    import warnings
-
     from leyden_asym_perturb.games import random_matrix
-    from leyden_asym_perturb.solver import asymp_solve
+    from leyden_asym_perturb.solver import Solver
 
     game = random_matrix(10, seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        needed = {power: asymp_solve(game, 10.0**-power, max_iters=budget) for power in (4, 6, 8)}
-    found = needed[8]
-    value = game.solve_lp().value
-    gradients = 4.0 * float(needed[6].iters)
+    solver = Solver(game, eps=1e-8)
+    needed = {power: float(budget) for power in (4, 6, 8)}
+    for count in range(0, budget + 1, solver.check_every):
+        finished = solver.advance(solver.check_every)
+        for power, known in needed.items():
+            if known == budget and float(solver.best) <= 10.0**-power:
+                needed[power] = count + solver.check_every
+        if finished:
+            break
+    value, found = game.solve_lp().value, float(solver.best)
+    lower, upper = float(game.guaranteed(solver.best_y)), float(game.worst_case(solver.best_x))
+    gradients = 4.0 * needed[6]
     return {
         "gradients": gradients,
         "val_gradients": gradients,
-        "accuracy": 1e-8 - float(found.nash_conv),
-        "value_slack": 1e-8 + min(value - float(found.lower), float(found.upper) - value),
-        "from_4_to_6": float(max(needed[6].iters - needed[4].iters, 10)),
-        "from_6_to_8": float(max(needed[8].iters - needed[6].iters, 10)),
-        "mu": float(found.mu),
+        "accuracy": 1e-8 - found,
+        "value_slack": 1e-8 + min(value - lower, upper - value),
+        "from_4_to_6": max(needed[6] - needed[4], 10.0),
+        "from_6_to_8": max(needed[8] - needed[6], 10.0),
+        "mu": float(solver.best_mu),
     }
 
 
@@ -417,7 +421,7 @@ class Noise(Claim):
         ),
     )
     minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.1, "laptop": 4.0, "paper": 10.0}
-    seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 8, "paper": 20}
+    seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 5, "paper": 20}
     metric = "exploitability"
     mode = "min"
 
@@ -434,7 +438,7 @@ class Noise(Claim):
                     "method": method,
                     "game": game,
                     "level": level,
-                    "iterations": scale.pick(smoke=300, laptop=20_000),
+                    "iterations": scale.pick(smoke=300, laptop=10_000, paper=20_000),
                 },
             )
             for seed in range(scale.seeds)
@@ -568,7 +572,8 @@ def _tree_cells(
     ]
 
 
-_RATES = ({"eta": 0.1}, {"eta": 0.5}, {"eta": 1.0}, {"eta": 2.0})
+def _rates(*rates: float) -> tuple[dict[str, float], ...]:
+    return tuple({"eta": rate} for rate in rates)
 
 
 def _strengths(eta: float, *strengths: float) -> tuple[dict[str, float], ...]:
@@ -655,26 +660,23 @@ class Trees(_Trees):
         short = scale.name == "smoke"
         grids: dict[str, dict[str, Sequence[Mapping[str, Any]]]] = {
             "Kuhn": {
-                "AsymP": _strengths(2.0, 0.01, 0.02, 0.03, 0.04),
+                "AsymP": _strengths(2.0, 0.02, 0.03, 0.04, 0.05),
                 "SymP": _strengths(1.0, 0.0001, 0.001, 0.01, 0.03),
+                "GDA": _rates(0.5, 1.0, 2.0, 4.0),
+                "OGDA": _rates(0.5, 1.0, 2.0, 4.0),
             },
             "Goofspiel-4": {
-                "AsymP": _strengths(1.0, 0.02, 0.04, 0.05, 0.06),
+                "AsymP": _strengths(1.0, 0.04, 0.05, 0.06, 0.08),
                 "SymP": _strengths(1.0, 0.0001, 0.001, 0.01, 0.05),
+                "GDA": _rates(0.1, 0.5, 1.0, 2.0),
+                "OGDA": _rates(0.1, 0.5, 1.0, 2.0),
             },
         }
         cells = []
-        for game, perturbed in grids.items():
-            whole: dict[str, Sequence[Mapping[str, Any]]] = {
-                **perturbed,
-                "GDA": _RATES,
-                "OGDA": _RATES,
-                **{variant: ({},) for variant in ("CFR+", "DCFR", "PCFR+")},
-            }
-            few = {name: settings[:1] for name, settings in whole.items()}
-            cells += _tree_cells(
-                scale, game, scale.pick(smoke=40, laptop=800, paper=4000), few if short else whole
-            )
+        for game, tuned in grids.items():
+            whole = {**tuned, **{variant: ({},) for variant in ("CFR+", "DCFR", "PCFR+")}}
+            chosen = {name: settings[:1] if short else settings for name, settings in whole.items()}
+            cells += _tree_cells(scale, game, scale.pick(smoke=40, laptop=800, paper=4000), chosen)
         return cells
 
     def judge(self, table: Table) -> Sequence[Verdict]:
@@ -740,8 +742,8 @@ class Leduc(_Trees):
         """Three settings of every method that has one."""
         grids: dict[str, Sequence[Mapping[str, Any]]] = {
             "AsymP": _strengths(4.0, 0.0005, 0.001, 0.002),
-            "GDA": ({"eta": 0.1}, {"eta": 0.5}, {"eta": 2.0}),
-            "OGDA": ({"eta": 0.5}, {"eta": 1.0}, {"eta": 2.0}),
+            "GDA": _rates(0.1, 0.5, 2.0),
+            "OGDA": _rates(0.5, 1.0, 2.0),
             "CFR+": ({},),
             "PCFR+": ({},),
         }

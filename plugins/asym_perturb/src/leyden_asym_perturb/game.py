@@ -160,21 +160,8 @@ class Game(nn.Module, ABC):
         # rounding may leave it below 0
         return (self.worst_case(x) - self.guaranteed(y)).clamp(min=0)
 
-    def perturbed_gaps(self, x: Tensor, y: Tensor, mu: Tensor) -> tuple[Tensor, Tensor]:
-        """The duality gaps of the two perturbed games, Section 3.4.
-
-        Args:
-            x: strategies of both processes, shape ``(games, 2, size)``.
-            y: the same of y.
-            mu: the perturbation of each game, above 0.
-
-        Returns:
-            The gap of the process that perturbs x, and of the one that perturbs y, of shape ``(games,)``.
-        """
-        return self.perturbed_gap(0, x[:, 0], y[:, 0], mu), self.perturbed_gap(1, y[:, 1], x[:, 1], mu)
-
     def perturbed_gap(self, player: int, own: Tensor, opponent: Tensor, mu: Tensor) -> Tensor:
-        """The duality gap of the game that perturbs one player.
+        """The duality gap of the game that perturbs one player, Section 3.4.
 
         Args:
             player: the perturbed player.

@@ -17,6 +17,10 @@ LEDUC_VALUE = 0.0856064240781
 """Cost to player 0 of Leduc poker, by linear programming."""
 
 
+LIARS_DICE_VALUE = 7 / 258
+"""The same of liar's dice with six sides."""
+
+
 def biased_rps() -> MatrixGame:
     """Biased rock, paper, scissors (BRPS), Section 3.6: both play (1/5, 3/5, 1/5), the value is 0.
 
@@ -110,7 +114,7 @@ def liars_dice(sides: int = 6) -> SequenceFormGame:
     """
     if sides < 2:
         raise ValueError(f"sides: expected a whole number of at least 2, got {sides!r}")
-    return SequenceFormGame.from_tree(liars_dice_tree(sides))
+    return SequenceFormGame.from_tree(liars_dice_tree(sides), LIARS_DICE_VALUE if sides == 6 else None)
 
 
 def openspiel_game(name: str) -> SequenceFormGame:

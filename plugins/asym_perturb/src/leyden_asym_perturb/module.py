@@ -159,6 +159,7 @@ class AsymPGameModule(LightningModule):
 
     def _log_state(self) -> None:
         solver = self.solver
+        solver.measure_gaps()
         numbers = {
             "mu": solver.mu.max(),
             "eta": solver.step_size.max(),

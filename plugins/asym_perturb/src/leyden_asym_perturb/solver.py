@@ -309,14 +309,23 @@ class Solver(nn.Module):
         self.done |= found <= self.eps
         if self.finished or self.fixed:
             return
-        self.gaps.copy_(torch.stack(self.game.perturbed_gaps(self.x, self.y, self.mu), -1))
+        self.measure_gaps()
         self._halve(found)
+
+    @torch.no_grad()
+    def measure_gaps(self) -> None:
+        """Set ``gaps`` to the duality gaps of the perturbed games; 0 where nothing is perturbed."""
+        if not bool((self.mu > 0).all()):
+            return
+        players = ((0, self.x, self.y), (1, self.y, self.x)) if self.mirrored else ((0, self.x, self.y),)
+        for player, own, opponent in players:
+            gap = self.game.perturbed_gap(player, own[:, player], opponent[:, player], self.mu)
+            self.gaps[:, player] = gap
 
     def _distance(self) -> Tensor:
         """By how much x can be worse than the perturbed game's solution, from the gap of that game."""
-        gap = self.game.perturbed_gap(0, self.x[:, 0], self.y[:, 0], self.mu)
-        self.gaps[:, 0] = gap
-        return _explained(gap, self.mu, self.game.radius[0])
+        self.measure_gaps()
+        return _explained(self.gaps[:, 0], self.mu, self.game.radius[0])
 
     def _halve(self, found: Tensor) -> None:
         """End the round of every game whose NashConv its gaps do not explain."""
