@@ -98,6 +98,19 @@ def test_targets_and_bounds_of_very_different_sizes_in_one_program(
         assert torch.allclose(one, other, atol=1e-9)
 
 
+@pytest.mark.parametrize("small", [1e-3, 1e-6, 1e-8])
+def test_a_variable_of_little_curvature_at_a_constraint_leaves_the_others_right(small: float) -> None:
+    """A small curvature beside an ordinary cost is no small unit."""
+    Q = torch.tensor([[1.0, small], [small, 2 * small**2]], dtype=DOUBLE)
+    q = torch.tensor([-0.5, 0.3], dtype=DOUBLE)
+    G = torch.cat([torch.eye(2), -torch.eye(2)]).double()
+    G[0, 1], G[3, 0] = -4e-6, -1e-5
+    y, lam, _ = FFOQPLayer(return_duals=True)(Q, q, G, torch.ones(4, dtype=DOUBLE))
+    assert float((Q @ y + q + G.T @ lam).abs().max()) < 1e-12
+    assert float((G @ y).max()) < 1 + 1e-12
+    assert float((lam * (1 - G @ y)).abs().max()) < 1e-12
+
+
 @pytest.mark.parametrize("length", [1e200, 1e-200, 1e-310])
 def test_rows_whose_squares_overflow_or_vanish_are_constraints_all_the_same(length: float) -> None:
     q = torch.tensor([-2.0, 0.5], dtype=DOUBLE)

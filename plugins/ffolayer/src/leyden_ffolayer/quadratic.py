@@ -173,15 +173,26 @@ def _of_length_1(matrix: Tensor) -> tuple[Tensor, Tensor]:
 def _variable_units(program: Program) -> Tensor:
     """Units in which curvatures are about 1, powers of two, so that nothing is rounded.
 
-    They matter where curvatures lie far apart: tolerances are relative to the largest numbers of a program,
-    and would let variables of small numbers pass unsolved.
+    They matter where units lie far apart: tolerances are relative to the largest numbers of a program, and
+    would let variables of small numbers pass unsolved. A variable has a small unit if its curvature, its cost
+    and its entries in rows with several entries are all small beside those of others.
     """
-    Q = program.Q
-    sizes = Q.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
-    sizes = sizes if Q.dim() == 2 else sizes.amax(dim=0)
+    curvatures = program.Q.diagonal(dim1=-2, dim2=-1).sqrt()
+    sizes = torch.zeros_like(program.q[0])
+    for numbers in (curvatures, program.q, _cross_entries(program.G), _cross_entries(program.A)):
+        columns = numbers.abs().reshape(-1, len(sizes))
+        if columns.numel() and bool(columns.any()):
+            largest = columns.amax(dim=0)
+            sizes = torch.maximum(sizes, largest / largest.amax())
     if float(sizes.amax()) < _EVEN_UNITS * float(sizes.amin()):
         return torch.ones_like(sizes)
     return torch.exp2(-torch.log2(sizes / sizes.amax()).round())
+
+
+def _cross_entries(matrix: Tensor) -> Tensor:
+    """Rows of length 1; those with a single entry compare no variables, and count as 0."""
+    several = (matrix != 0).sum(dim=-1, keepdim=True) > 1
+    return _of_length_1(matrix)[0] * several
 
 
 def solve(
