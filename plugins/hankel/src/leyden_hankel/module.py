@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from leyden_callbacks import keeps_figures, log_figure
@@ -51,14 +51,15 @@ class HankelCompletionModule(LightningModule):
         ValueError: if an argument is out of its range; the text names it.
     """
 
-    observed: Any
-    mask: Any
-    value: Any
-    history: Any
-    best_value: Any
-    best_rows: Any
-    best_x: Any
-    time: Any
+    if TYPE_CHECKING:  # buffers, of whatever size the signals have
+        observed: Any
+        mask: Any
+        value: Any
+        history: Any
+        best_value: Any
+        best_rows: Any
+        best_x: Any
+        time: Any
 
     def __init__(
         self,
