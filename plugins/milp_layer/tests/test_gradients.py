@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from leyden_milp_layer import (
+    Disjunction,
     DisjunctiveProjection,
     Polyhedron,
     RuleSet,
@@ -85,6 +86,18 @@ def test_a_small_smoothing_gives_the_exact_gradient() -> None:
     weights = [1.0, 1.0, 1.5]  # no tie
     smoothed = gradient(raw, seen, backward="smoothed", mu=1e-3, weights=weights)
     torch.testing.assert_close(smoothed, gradient(raw, seen, weights=weights))
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1.0, 1e9])
+def test_what_moved_and_what_is_active_is_told_in_the_units_of_the_outputs(unit: float) -> None:
+    limit = torch.tensor(1.2 * unit, dtype=F64, requires_grad=True)
+    rules = RuleSet(2, 0, unit, rules=[Disjunction([Polyhedron([[1.0, 1.0]], lambda x: limit.reshape(1))])])
+    raw = torch.tensor([[0.9, 0.8]], dtype=F64).mul(unit).requires_grad_()
+    projected = DisjunctiveProjection(rules)(raw, torch.zeros(1, 1))
+    torch.testing.assert_close(projected / unit, torch.tensor([[0.4, 0.8]], dtype=F64))
+    found = torch.autograd.grad(projected, [raw, limit], torch.tensor([[1.0, 3.0]], dtype=F64))
+    torch.testing.assert_close(found[0], torch.tensor([[0.0, 2.0]], dtype=F64))
+    assert float(found[1]) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("norm", ["l1", "l2"])
