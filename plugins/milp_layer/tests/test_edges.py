@@ -376,7 +376,7 @@ def test_units_of_the_outputs_do_not_matter(unit: float, other: float | None) ->
         assert certify(rules, scaled, -torch.ones(3, 1)).violators() == [0, 1]
 
 
-@pytest.mark.parametrize("factor", [1e-6, 1e6])
+@pytest.mark.parametrize("factor", [1e-6, 1e6, 1e9])
 @pytest.mark.parametrize("norm", ["l1", "l2"])
 def test_multiplying_a_row_changes_neither_output_nor_gradient(factor: float, norm: Any) -> None:
     rows = halfspace([2.0 * factor, factor], 0.9 * factor) & halfspace([0.0, 1.0], 0.4)

@@ -147,6 +147,20 @@ def test_relaxations_agree_with_central_differences(settings: dict[str, Any]) ->
     assert checked > 20
 
 
+@pytest.mark.parametrize("unit", [1e-6, 8.0, 1e6])
+def test_relaxations_of_outputs_in_other_units_are_those_of_outputs_of_one(unit: float) -> None:
+    for relaxation in ("cnf", "pdnf"):
+        found = []
+        for size in (1.0, unit):
+            gap = any_of(at_most(0, 0.25 * size), at_least(0, 0.75 * size))
+            rules = RuleSet(2, 0, size, [total() >= 0.8 * size], [gap])
+            raw = torch.tensor([[0.5, 0.1]], dtype=F64).mul(size).requires_grad_()
+            projected = DisjunctiveProjection(rules, relaxation=relaxation)(raw)  # type: ignore[arg-type]
+            (slope,) = torch.autograd.grad(projected, raw, torch.tensor([[1.0, 3.0]], dtype=F64))
+            found.append((projected.detach() / size, slope))
+        torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-8)
+
+
 def test_relaxations_refuse_rows_with_gradients() -> None:
     level = torch.tensor(0.5, dtype=F64, requires_grad=True)
     rules = RuleSet(2, 0, 1, rules=[any_of(at_most(0, 0.1), at_least(0, level))])
