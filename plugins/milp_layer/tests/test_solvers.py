@@ -144,6 +144,15 @@ def test_the_euclidean_projection_is_that_of_another_solver(seed: int) -> None:
         np.testing.assert_allclose(multiplier * over, 0, atol=1e-9)
 
 
+@pytest.mark.parametrize("factor", [1e-9, 1.0, 1e9])
+def test_a_steep_row_is_tight_like_any_other(factor: float) -> None:
+    A, b = np.array([[2 * factor, factor], [0.0, 1.0]]), np.array([0.9 * factor, 0.4])
+    found = nearest_l2(A, b, np.zeros(2, dtype=bool), np.array([0.4, 0.10001]))
+    assert found is not None
+    np.testing.assert_allclose(found[0], [0.399996, 0.100008], atol=1e-12)
+    np.testing.assert_allclose(found[1] * [factor, 1.0], [2e-6, 0.0], atol=1e-12)
+
+
 def test_the_smoothed_minimizer_is_that_of_another_solver() -> None:
     A, b, equality, points, weights = polyhedra(9, 5)
     for place in range(len(A)):
