@@ -10,7 +10,7 @@ import torch
 from leyden_callbacks import LossFeed, window_losses
 from leyden_callbacks.loss_feed import _windows
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from loss_feed_testbed import (
     EXACT,
@@ -471,4 +471,21 @@ def test_a_backward_that_failed_and_was_caught_does_not_shut_the_feed() -> None:
     optimizer = fit(Surviving(), batches=5)
     assert len(optimizer.steps) == 4
     for step in optimizer.steps:
+        torch.testing.assert_close(step.matching, step.by_gradient, **EXACT)
+
+
+class Replacing(Callback):
+    """Gives the training another optimizer after its second epoch."""
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == 1:
+            trainer.strategy.optimizers = [pl_module.configure_optimizers()]
+
+
+def test_an_optimizer_that_takes_the_place_of_another_is_handed_the_loss() -> None:
+    module = LinearLoss()
+    run = trainer([LossFeed(), Replacing()], max_epochs=3)
+    run.fit(module, loader(rows(4), batch_size=1))
+    assert len(module.optimizer.steps) == 4
+    for step in module.optimizer.steps:
         torch.testing.assert_close(step.matching, step.by_gradient, **EXACT)
