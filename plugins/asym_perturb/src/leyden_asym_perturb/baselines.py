@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from leyden_asym_perturb import treeplex as tp
+import leyden_asym_perturb.treeplex as tp
 from leyden_asym_perturb.game import Game
 from leyden_asym_perturb.sequence_form import SequenceFormGame
 

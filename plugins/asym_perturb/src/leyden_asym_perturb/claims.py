@@ -70,7 +70,7 @@ class LastIterate(Claim):
         ),
     )
     minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.1, "laptop": 3.0, "paper": 60.0}
-    seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 5, "paper": 100}
+    seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 6, "paper": 100}
     metric = "nash_conv"
     mode = "min"
 
@@ -736,14 +736,14 @@ class Leduc(_Trees):
         ),
     )
     minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.1, "laptop": 4.0, "paper": 30.0}
-    seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 2, "paper": 5}
+    seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 3, "paper": 5}
 
     def cells(self, scale: Scale) -> Sequence[Cell]:
         """Three settings of every method that has one."""
         grids: dict[str, Sequence[Mapping[str, Any]]] = {
-            "AsymP": _strengths(4.0, 0.0005, 0.001, 0.002),
-            "GDA": _rates(0.1, 0.5, 2.0),
-            "OGDA": _rates(0.5, 1.0, 2.0),
+            "AsymP": _strengths(4.0, 0.001, 0.002, 0.004),
+            "GDA": _rates(0.5, 2.0, 4.0),
+            "OGDA": _rates(1.0, 2.0, 4.0),
             "CFR+": ({},),
             "PCFR+": ({},),
         }

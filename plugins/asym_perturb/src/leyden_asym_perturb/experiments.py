@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leyden_asym_perturb import games
 from leyden_asym_perturb.baselines import (
     CounterfactualRegret,
     Extragradient,
@@ -21,16 +20,24 @@ from leyden_asym_perturb.baselines import (
     PerturbedGDA,
 )
 from leyden_asym_perturb.game import Game
+from leyden_asym_perturb.games import (
+    biased_pennies,
+    biased_rps,
+    goofspiel,
+    kuhn_poker,
+    leduc_poker,
+    many_equilibria,
+)
 from leyden_asym_perturb.matrix_game import MatrixGame
 from leyden_asym_perturb.sequence_form import SequenceFormGame
 
 GAMES: Mapping[str, Callable[[], Any]] = {
-    "BRPS": games.biased_rps,
-    "M-Ne": games.many_equilibria,
-    "BMP": games.biased_pennies,
-    "Kuhn": games.kuhn_poker,
-    "Goofspiel-4": games.goofspiel,
-    "Leduc": games.leduc_poker,
+    "BRPS": biased_rps,
+    "M-Ne": many_equilibria,
+    "BMP": biased_pennies,
+    "Kuhn": kuhn_poker,
+    "Goofspiel-4": goofspiel,
+    "Leduc": leduc_poker,
 }
 
 
@@ -186,7 +193,7 @@ def pennies_solutions(strengths: Tensor, iterations: int, *, symmetric: bool) ->
     Returns:
         NashConv in the game itself, a number for each strength.
     """
-    game = MatrixGame(games.biased_pennies().payoff.expand(len(strengths), 2, 2))
+    game = MatrixGame(biased_pennies().payoff.expand(len(strengths), 2, 2))
     mu = strengths[:, None, None]
     none = torch.zeros_like(mu)
     mu_x, mu_y = (mu, mu) if symmetric else (torch.cat((mu, none), 1), torch.cat((none, mu), 1))

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from scipy import sparse
 from torch import Tensor
 
-from leyden_asym_perturb import treeplex as tp
+import leyden_asym_perturb.treeplex as tp
 from leyden_asym_perturb.game import POWER_STEPS, Game
 from leyden_asym_perturb.game_trees import kuhn_tree
 from leyden_asym_perturb.linear_program import MatrixGameSolution, solve_sequence_form
@@ -78,7 +78,7 @@ class SequenceFormGame(Game):
         ...     ends = {side: Terminal((1.0, -1.0) if side == coin else (-1.0, 1.0)) for side in "ht"}
         ...     return Decision(1, "hidden coin", ends)
         >>> pennies = SequenceFormGame.from_tree(Decision(0, "coin", {side: guess(side) for side in "ht"}))
-        >>> float(pennies.nash_conv(*pennies.uniform()))
+        >>> abs(float(pennies.nash_conv(*pennies.uniform())))
         0.0
         """
         return cls(sequence_form(root), value)
