@@ -36,6 +36,10 @@ class Line(LightningModule):
         super().__init__()
         if width <= 0:
             raise ValueError(f"width must be positive, got {width}")
+        try:
+            range(width, 10**6, 10**6 - width)
+        except ValueError as error:
+            raise ValueError(f"width: expected less than a million, got {width}: {error}") from error
         self.head = head or torch.nn.Identity()
         self.layer = torch.nn.Linear(width, 1)
         self.bad_step, self.bad, self.bad_steps = bad_step, bad, bad_steps

@@ -116,6 +116,11 @@ def changed(old: str, new: str) -> str:
             "mine.yaml:11: model.init_args.width: regression.Line: width must be positive, got -4",
         ),
         (
+            changed("width: 4", "width: 1000000"),
+            "mine.yaml:11: model.init_args.width: regression.Line: width: expected less than a million, got "
+            "1000000: range() arg 3 must not be zero",
+        ),
+        (
             changed("lr: 0.05", "lr: -0.05"),
             "mine.yaml:17: optimizer.init_args.lr: torch.optim.SGD: Invalid learning rate: -0.05",
         ),

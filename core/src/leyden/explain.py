@@ -151,20 +151,27 @@ def constructor_error(error: BaseException, config: Mapping[str, Any], sources: 
     """Turn what a constructor raised into one line that names the constructor's key.
 
     Args:
-        error: what was raised; the deepest cause is what the constructor said.
+        error: what was raised; of it and its causes the first that passed through a constructor is what that
+            one said.
         config: the resolved configuration.
         sources: where the values were written.
     """
-    while error.__cause__ is not None:
-        error = error.__cause__
-    text = " ".join(str(error).split()) or type(error).__name__
     named = list(_classes(config))
-    for constructed in _under_construction(error):
-        for key, class_path, arguments in named:
-            if _is(class_path, constructed):
-                place = sources.place([*key, *_guilty(text, arguments)])
-                return UsageError(f"{place}{class_path}: {text}")
+    for said in _chain(error):
+        text = " ".join(str(said).split()) or type(said).__name__
+        for constructed in _under_construction(said):
+            for key, class_path, arguments in named:
+                if _is(class_path, constructed):
+                    place = sources.place([*key, *_guilty(text, arguments)])
+                    return UsageError(f"{place}{class_path}: {text}")
     return UsageError(f"{sources.place(['trainer', *_guilty(text, config.get('trainer') or {})])}{text}")
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception, its cause, the cause of that, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
 def _meaning(text: str, keys: list[str], sources: Sources, names: Sequence[str], *, around: str) -> str:
