@@ -20,6 +20,8 @@ from leyden_hankel import (
     shgd,
     spectral_signal,
 )
+from leyden_hankel.completion import prepare
+from leyden_hankel.solver import Settings, iterate, start
 from torch import Tensor
 
 
@@ -150,6 +152,16 @@ def test_frequencies_of_several_dimensions_stay_together(shape: tuple[int, ...],
     assert match_frequencies(found.frequencies, signal.frequencies).max() <= 1e-10
 
 
+def test_lines_that_share_a_frequency_along_one_dimension_are_told_apart() -> None:
+    times = torch.arange(15, dtype=torch.float64)
+    first, second, third = (torch.exp(2j * torch.pi * f * times) for f in (0.1, 0.33, 0.7))
+    truth = torch.outer(first, second) + 2 * torch.outer(first, third) + 3j * torch.outer(second, third)
+    mask = torch.rand(15, 15, generator=torch.Generator().manual_seed(0)) < 0.6
+    found = complete(truth, mask, 3, tol=1e-12)
+    expected = torch.tensor([[0.33, 0.7], [0.1, 0.7], [0.1, 0.33]], dtype=torch.float64)
+    torch.testing.assert_close(found.frequencies, expected, rtol=0, atol=1e-9)
+
+
 def test_acceptance_12_directions_of_arrival_from_one_snapshot() -> None:
     errors = []
     for seed in range(20):
@@ -200,3 +212,33 @@ def test_a_signal_that_has_converged_keeps_every_bit_while_others_go_on() -> Non
     assert found.iters[0] < found.iters[1]
     values = found.history["objective"][int(found.iters[0]) - 1 :, 0]
     assert bool((values == values[0]).all())
+
+
+def test_acceptance_8_searched_steps_recover_from_few_samples_what_fixed_ones_and_fiht_do_not() -> None:
+    signals = [drawn(127, 8, seed=seed, samples=40) for seed in range(12)]
+    y, mask, truth = (torch.stack([getattr(s, name) for s in signals]) for name in ("y", "mask", "truth"))
+
+    def recovered(step: str) -> int:
+        x = HankelCompletion(127, 8, step=step)(y, mask).x  # type: ignore[arg-type]
+        return int((relative_error(x, truth, signal_dims=1) <= 1e-3).sum())
+
+    thresholded = [fiht(s.y, s.mask, 8, max_iter=100) for s in signals[:6]]
+    others = [relative_error(f.x, s.truth) <= 1e-3 for f, s in zip(thresholded, signals[:6], strict=True)]
+    assert recovered("auto") >= 8
+    assert recovered("fixed") <= 5
+    assert sum(map(bool, others)) <= 2
+
+
+def test_what_is_updated_in_place_is_computed_anew_every_20_iterations() -> None:
+    signal = drawn(63, 3, samples=40)
+    settings = Settings(rank=3, step="exact", tol=0.0)
+    task = prepare(signal.y, signal.mask, (63,), settings)
+    state = start(task.problem, settings)
+    equal = []
+    for _ in range(20):
+        state = iterate(task.problem, settings, state)
+        spectrum = task.problem.operator.fft(state.factor)
+        equal.append(torch.equal(torch.view_as_real(spectrum), torch.view_as_real(state.spectrum)))
+        assert torch.allclose(spectrum, state.spectrum, rtol=0, atol=1e-12 * float(spectrum.abs().max()))
+    assert equal[19]
+    assert not any(equal[:19])

@@ -122,7 +122,7 @@ class State:
         active: whether it goes on, ``(batch,)``.
         converged: whether it ended by the tolerance, ``(batch,)``.
         iterations: iterations done, ``(batch,)``.
-        best: the lowest objective, and Z and x where it was.
+        best: the lowest objective, and Z and x where it was; with outliers the last that is finite.
         time: iterations of the batch.
     """
 
@@ -147,15 +147,11 @@ class State:
         return bool(self.active.any())
 
     @property
-    def diverged(self) -> Bool[Tensor, " batch"]:
-        """Which signals ended by divergence, so that their best iterate counts."""
-        return ~self.active & ~self.converged & ((self.rises >= _RISES) | ~self.value.isfinite())
-
-    @property
     def result(self) -> tuple[Complex[Tensor, "batch rows rank"], Complex[Tensor, batch * shape]]:
-        """Z and x: the last ones, or those of the lowest objective where a signal diverged."""
+        """Z and x: the last ones, or those of the lowest objective where a signal has ended otherwise."""
         _, factor, x = self.best
-        return _where(self.diverged, factor, self.factor), _where(self.diverged, x, self.x)
+        failed = ~self.active & ~self.converged
+        return _where(failed, factor, self.factor), _where(failed, x, self.x)
 
 
 def start(problem: Problem, settings: Settings, *, generator: torch.Generator | None = None) -> State:
@@ -283,7 +279,7 @@ def _settle(problem: Problem, settings: Settings, state: State, moved: State) ->
     if settings.step == "auto":
         short = (iterations > 1) | (moved.step_size < _SHORT)
         searching = rose | (state.searching & short & (iterations < _SEARCHED))
-    lower = value <= state.best[0]
+    lower = value.isfinite() if settings.outlier_fraction else value <= state.best[0]
     moved = replace(
         moved,
         value=value,
