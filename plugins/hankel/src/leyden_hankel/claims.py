@@ -490,11 +490,6 @@ class Speed(Claim):
             kind="better",
             paper="Faster than the state of the art in time.",
         ),
-        Statement(
-            id="batch",
-            text="64 signals of 255 samples are solved more than 3 times faster in a batch than one by one.",
-            kind="better",
-        ),
     )
     minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.2, "laptop": 3.0, "paper": 10.0}
     seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 6, "paper": 12}
@@ -508,17 +503,14 @@ class Speed(Claim):
         return [
             Cell(method=method, seed=seed, scale=scale.name)
             for seed in range(scale.seeds)
-            for method in (*self._rivals, "batch")
+            for method in self._rivals
         ]
 
     def run(self, cell: Cell) -> Measured:
         """Time 20 lines from 1,000 of 4,095 samples at condition number 10."""
-        from leyden_hankel.experiments import batch_speedup, draw, times_to
+        from leyden_hankel.experiments import draw, times_to
 
         small = cell.scale == "smoke"
-        if cell.method == "batch":
-            faster, apart = batch_speedup(8 if small else 64, 1 if small else 3)
-            return {"speedup": faster, "difference": apart}
         size, rank, samples = (255, 4, 100) if small else (4095, 20, 1000)
         signal = draw(size, rank, seed=cell.seed, samples=samples, kappa=10)
         methods = ("FIHT", cell.method)
@@ -534,7 +526,6 @@ class Speed(Claim):
             judge.better("auto-faster", "tangent", 1.0),
             judge.better("gradient-descent", "tangent, fixed", "SHGD", 5.0),
             judge.better("scaled", "tangent, fixed", "HSNLD", 1.5),
-            Judge(self, table, "speedup", mode="max", by="ratio").better("batch", "batch", 3.0),
         ]
 
     def figure(self, table: Table) -> Figure:
@@ -548,6 +539,47 @@ class Speed(Claim):
             mode="min",
             title="Time to an error of 1e-5, over that of fast iterative hard thresholding",
         )
+
+
+class Batches(Claim):
+    """Many short signals at once, and in single precision."""
+
+    name = "batches"
+    title = "Batches: 64 signals of 255 samples at once, one by one, and in single precision"
+    source = "Ours; the abstract does not speak of batches"
+    statements = (
+        Statement(
+            id="faster",
+            text="A batch is solved more than 3 times faster than its signals one by one.",
+            kind="better",
+        ),
+        Statement(id="equal", text="The signals are the same to 1e-8, relatively.", kind="bound"),
+        Statement(id="single", text="In complex64 they are those of complex128 to 5e-6.", kind="bound"),
+    )
+    minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.1, "laptop": 0.5, "paper": 1.0}
+    seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 6, "paper": 12}
+    metric = "speedup"
+    imports: ClassVar[tuple[str, ...]] = ("torch",)
+
+    def cells(self, scale: Scale) -> Sequence[Cell]:
+        """A batch for each seed."""
+        return [Cell(method="tangent", seed=seed, scale=scale.name) for seed in range(scale.seeds)]
+
+    def run(self, cell: Cell) -> Measured:
+        """Time both ways in turn."""
+        from leyden_hankel.experiments import batch_speedup
+
+        small = cell.scale == "smoke"
+        faster, apart, single = batch_speedup(8 if small else 64, 1 if small else 3, cell.seed)
+        return {"speedup": faster, "equal_slack": 1e-8 - apart, "single_slack": 5e-6 - single}
+
+    def judge(self, table: Table) -> Sequence[Verdict]:
+        """Judge the ratio, and the differences."""
+        return [
+            Judge(self, table, by="ratio").better("faster", "tangent", 3.0),
+            bound(self.statement("equal"), table, "equal_slack"),
+            bound(self.statement("single"), table, "single_slack"),
+        ]
 
 
 def _average(table: Table, method: str, metric: str) -> dict[int, float]:

@@ -99,7 +99,7 @@ def leyden_components() -> Iterable[Component]:
 @hookimpl
 def leyden_claims() -> Iterable[str]:
     """The experiments, negative results included."""
-    names = ("Conditioning", "FewSamples", "Noise", "Outliers", "Field", "Speed")
+    names = ("Conditioning", "FewSamples", "Noise", "Outliers", "Field", "Speed", "Batches")
     return tuple(f"leyden_hankel.claims.{name}" for name in names)
 
 
