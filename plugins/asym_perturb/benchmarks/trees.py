@@ -185,6 +185,8 @@ def entry(reached: dict[str, tuple[float, int]], label: str) -> str:
     if label not in reached:
         return ""
     spent, count = reached[label]
+    if spent == float("inf"):
+        return f"not in {count}"
     return f"{spent:.3g} ({count})" if count else f"{spent:.3g}"
 
 

@@ -41,13 +41,13 @@ GAMES: Mapping[str, Callable[[], Any]] = {
 }
 
 
-def method_of(name: str, game: Game, eta: float, mu: float = 0.0, **given: Any) -> Method:
+def method_of(name: str, game: Game, eta: Any, mu: float = 0.0, **given: Any) -> Method:
     """A method of Section 4 by its name, on a matrix or a tree.
 
     Args:
         name: such as ``"AsymP"``, the mirrored pair, ``"AsymP of x"``, one process, or ``"CFR+"``.
         game: the game.
-        eta: the step size of a gradient method.
+        eta: the step size of a gradient method; for OGDA and extragradient also one for each game.
         mu: the perturbation, where there is one.
         **given: starts and noise.
 
@@ -123,8 +123,8 @@ def curve(method: Method, iterations: int, points: int = 40) -> tuple[list[int],
 
 
 @torch.no_grad()
-def iterations_needed(method: Method, eps: float, budget: int, every: int = 10) -> float:
-    """Iterations until NashConv of what the method hands out is small enough.
+def iterations_needed(method: Method, eps: float, budget: int, every: int = 10) -> list[float]:
+    """Iterations until NashConv of what the method hands out is small enough, for each game of a batch.
 
     Args:
         method: the method.
@@ -133,14 +133,18 @@ def iterations_needed(method: Method, eps: float, budget: int, every: int = 10) 
         every: iterations from one look to the next.
 
     Returns:
-        The number, or infinity.
+        The numbers; the budget where it did not suffice.
     """
+    needed = torch.full((method.game.count,), float(budget))
     for count in range(every, budget + 1, every):
         for _ in range(every):
             method.step()
-        if bool((method.game.nash_conv(*method.answer()) <= eps).all()):
-            return float(count)
-    return float("inf")
+        low = method.game.nash_conv(*method.answer()) <= eps
+        needed = torch.where(low & (needed == budget), float(count), needed)
+        if bool((needed < budget).all()):
+            break
+    found: list[float] = needed.tolist()
+    return found
 
 
 @torch.no_grad()
