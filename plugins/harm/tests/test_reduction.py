@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from harm_testbed import Gradients, Learner, fit, flat, mlp, momentum, rows, weighted_gradients
+from harm_testbed import (
+    Gradients,
+    Learner,
+    cross_entropies,
+    fit,
+    flat,
+    mlp,
+    momentum,
+    rows,
+    weighted_gradients,
+)
 from leyden.testing import RecordingLogger
 from leyden_harm import HarmProbe, HarmReduction, total_harm
 from leyden_harm.baselines import without_history
@@ -621,3 +631,17 @@ def test_a_polyak_step_of_another_plugin_trains_with_weights() -> None:
     torch.testing.assert_close(
         seen.gradients[-1]["model.2.weight"], expected["model.2.weight"], rtol=1e-5, atol=1e-7
     )
+
+
+def test_climbing_the_negative_loss_is_weighted_as_descending_the_loss() -> None:
+    weights = []
+    for losses, climbs in ((cross_entropies, False), (lambda *pair: -cross_entropies(*pair), True)):
+        module = Learner(
+            mlp(), lambda p, climbs=climbs: torch.optim.SGD(p, 0.2, 0.9, maximize=climbs), losses
+        )
+        reduction = HarmReduction(max_upweight=4.0)
+        fit(module, reduction)
+        assert reduction.last is not None
+        weights.append((nn.utils.parameters_to_vector(module.parameters()), reduction.last.factors))
+    assert weights[0][1].max() > 1.1
+    torch.testing.assert_close(weights[0], weights[1])
