@@ -72,8 +72,11 @@ def test_a_refined_solution_meets_both_equations_where_pivots_lie_far_apart() ->
     assert relative(torch.cat([u[0], w[0]]), solved) < 1e-9
 
 
-@pytest.mark.parametrize(("kind", "decades", "n"), [("qp", 6, 6), ("qp", 4, 30), ("cvxpy", 4, 6)])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    ("kind", "decades", "n"),
+    [("qp", 6, 6), ("qp", 4, 30), ("cvxpy", 4, 6), ("cvxpy", 6, 6), ("cvxpy weighted", 6, 6)],
+)
+@pytest.mark.parametrize("seed", [*range(6), 19, 25, 29, 32])
 def test_targets_and_bounds_of_very_different_sizes_in_one_program(
     kind: str, decades: int, n: int, seed: int
 ) -> None:
@@ -89,13 +92,51 @@ def test_targets_and_bounds_of_very_different_sizes_in_one_program(
     else:
         x, cost, most = cp.Variable(n), cp.Parameter(n), cp.Parameter(n, nonneg=True)
         objective = 0.5 * cp.sum_squares(x) + cost @ x
+        if kind == "cvxpy weighted":  # the same clamp, of squares of a common size
+            objective = cp.sum_squares(cp.multiply(1 / sizes.numpy(), x + cost))
         layer = FFOLayer(cp.Problem(cp.Minimize(objective), [x <= most, x >= -most]), [cost, most], [x])
-        (y,) = layer(q, h)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            (y,) = layer(q, h)
     exact = torch.minimum(torch.maximum(-q, -h), h)
     assert float(((y - exact) / sizes).detach().abs().max()) < 1e-9
     found, expected = (torch.autograd.grad(v.sum(), [q, h]) for v in (y, exact))
     for one, other in zip(found, expected, strict=True):
         assert torch.allclose(one, other, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_balls_of_very_different_sizes_in_one_program(seed: int) -> None:
+    """``min ½‖x‖² + qᵀx, ‖x_k‖ <= h_k`` with radii from 1e-6 to 1e6: each block is projected on its ball."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = 10 ** (12 * torch.rand(4, generator=generator, dtype=DOUBLE) - 6)
+    q = (sizes[:, None] * torch.randn(4, 3, generator=generator, dtype=DOUBLE)).requires_grad_()
+    h = (sizes * (0.5 + 1.5 * torch.rand(4, generator=generator, dtype=DOUBLE))).requires_grad_()
+    x, cost, most = cp.Variable((4, 3)), cp.Parameter((4, 3)), cp.Parameter(4, nonneg=True)
+    objective = 0.5 * cp.sum_squares(x) + cp.sum(cp.multiply(cost, x))
+    balls = [cp.norm(x[block]) <= most[block] for block in range(4)]
+    layer = FFOLayer(cp.Problem(cp.Minimize(objective), balls), [cost, most], [x])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*less accurate")
+        (y,) = layer(q, h)
+    exact = -q * (h / q.norm(dim=1)).clamp(max=1)[:, None]
+    assert float(((y - exact) / sizes[:, None]).detach().abs().max()) < 1e-9
+    found, expected = (torch.autograd.grad(v.sum(), [q, h]) for v in (y, exact))
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one, other, atol=1e-8)
+
+
+def test_an_inaccurate_solution_of_the_small_part_of_a_program_is_told() -> None:
+    """Without polish a solver leaves what is far below its tolerance wherever it likes."""
+    x, cost, most = cp.Variable(2), cp.Parameter(2), cp.Parameter(2)
+    program = cp.Problem(cp.Minimize(0.5 * cp.sum_squares(x) + cost @ x), [x <= most, x >= -most])
+    layer = FFOLayer(program, [cost, most], [x], polish=False)
+    with pytest.warns(RuntimeWarning, match="1 of 1 samples are less accurate than tol=1e-09"):
+        (y,) = layer(*torch.tensor([[-2e-6, 3e5], [1e-6, 2e5]], dtype=DOUBLE))
+    assert abs(float(y[0]) - 1e-6) > 1e-7
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer(*torch.tensor([[-2.0, 3.0], [1.0, 2.0]], dtype=DOUBLE))
 
 
 @pytest.mark.parametrize("small", [1e-3, 1e-6, 1e-8])

@@ -8,6 +8,7 @@ moved a little, which needs nothing of the solver but its solution.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -35,6 +36,9 @@ _REGULARISATION = 1e-12
 _ROUNDS, _ROUNDS_OF_ALL = 8, 3
 _OPTIMAL, _LOOSE = 1e-9, 1e-6
 _SMALL_LENGTH, _SMALL_FORCE, _SMALL_PRESSURE = 1e-5, 1e-3, 1e-4
+_COARSE = 1e-3
+"""Share of the numbers around it below which a solver's accuracy does not count."""
+
 _FEW_ENTRIES = 40_000
 """Up to so many entries equality rows are looked through for dependent ones, in milliseconds."""
 
@@ -227,12 +231,16 @@ def polish(program: ConeProgram, point: Point) -> tuple[Point, Factored] | None:
             return candidate, factored
         if corrected is None:
             return None
+        if corrected.tangent != active.tangent:  # a boundary is found from outside
+            point = Point(candidate.z, candidate.s, candidate.d)
         active = corrected
     return None
 
 
 def optimality(program: ConeProgram, point: Point) -> float:
     """The largest violation of the optimality conditions, relative to the program's own size.
+
+    Where there is a closed form, each condition is measured by the numbers that it adds up.
 
     Args:
         program: the program.
@@ -241,12 +249,20 @@ def optimality(program: ConeProgram, point: Point) -> float:
     Returns:
         The largest of stationarity, feasibility and complementarity.
     """
-    sizes = _sizes(program, point)
     stationarity = program.P @ point.z + program.q + program.A.T @ point.d
-    balance = (program.A @ point.z + point.s - program.b) / row_norms(program.A)
-    value = abs(program.q @ point.z) + abs(point.z @ (program.P @ point.z))
-    gap = abs(point.s @ point.d) / (1e-12 + value)
-    return float(max(_largest(stationarity) / sizes.force, _largest(balance) / sizes.length, gap))
+    balance = program.A @ point.z + point.s - program.b
+    sizes = _sizes(program, point, least=_COARSE)
+    if not program.cones.has_closed_form:  # the accuracy of solvers there does not reach small parts
+        value = abs(program.q @ point.z) + abs(point.z @ (program.P @ point.z))
+        gap = abs(point.s @ point.d) / (1e-12 + value)
+        worst = max(_largest(stationarity) / sizes.force, _largest(balance / sizes.largest_lengths))
+        return float(max(worst, gap))
+    lengths, pressures = sizes.lengths, sizes.pressures
+    products = point.s / lengths * (point.d / pressures)
+    for block in program.cones.second_order_blocks():
+        lengths[block], pressures[block] = lengths[block].max(), pressures[block].max()
+        products[block] = point.s[block] / lengths[block] @ (point.d[block] / pressures[block])
+    return max(_largest(stationarity / sizes.forces), _largest(balance / lengths), _largest(products))
 
 
 class Resolver(NamedTuple):
@@ -353,7 +369,7 @@ def _newton(program: ConeProgram, point: Point, active: ActiveSet) -> tuple[Poin
         d[block] = point.d[block]
     tips = _tips(program.cones, active)
     factored = None
-    for _ in range(8 if active.tangent else 1):
+    for _ in range(8 if active.tangent else 2):
         s = program.b - program.A @ z
         here = Point(z, s, d)
         for block in active.tangent:
@@ -362,7 +378,8 @@ def _newton(program: ConeProgram, point: Point, active: ActiveSet) -> tuple[Poin
             if not size > 0:
                 return None
             d[block] = d[block.start] * np.concatenate([[1.0], -inner / size])
-        factored = factorise(program, here, active)
+        if factored is None or active.tangent:
+            factored = factorise(program, here, active)
         right = [s[active.linear]]
         right += [np.array([s[block.start] - np.linalg.norm(s[block][1:])]) for block in active.tangent]
         u, w = factored.solve(-(program.P @ z + program.q + program.A.T @ d), np.concatenate(right))
@@ -391,7 +408,7 @@ def _newton(program: ConeProgram, point: Point, active: ActiveSet) -> tuple[Poin
 def _judge(
     program: ConeProgram, point: Point, active: ActiveSet, *, every_row: bool
 ) -> tuple[float, ActiveSet | None]:
-    """How far a point is from optimal, and the corrected active set, where a linear row is the reason."""
+    """How far a point is from optimal, and the corrected active set, if it is the reason."""
     cones, sizes = program.cones, _sizes(program, point)
     rest = program.b - program.A @ point.z
     slope = program.P @ point.z + program.q + program.A.T @ point.d
@@ -407,12 +424,17 @@ def _judge(
     loose = mask & (np.abs(violations) > _LOOSE)
     violations[mask] = -np.inf
     worst = max(worst, float(loose.any()), -pressures.min(initial=0.0), violations.max(initial=0.0))
+    tips = _tips(cones, active)
+    tangent, freed = [], []
     for block in cones.second_order_blocks():
-        for vector in (
-            rest[block] / sizes.lengths[block].max(),
-            point.d[block] / sizes.pressures[block].max(),
-        ):
-            worst = max(worst, float(np.linalg.norm(vector[1:]) - vector[0]))
+        slack, force = rest[block] / sizes.lengths[block].max(), point.d[block] / sizes.pressures[block].max()
+        room, depth = (float(vector[0] - np.linalg.norm(vector[1:])) for vector in (slack, force))
+        worst = max(worst, -room, -depth)
+        acts = force[0] >= -_OPTIMAL if block in active.tangent else room < -_OPTIMAL
+        if block in tips:
+            freed += [block] if depth < -_OPTIMAL else []
+        elif acts and len(slack) > 1:
+            tangent.append(block)
     changed = mask.copy()
     if every_row:
         changed[loose | (pressures < -_OPTIMAL)] = False
@@ -421,13 +443,15 @@ def _judge(
         lowest, highest = int(pressures.argmin()), int(violations.argmax())
         changed[lowest] &= not pressures[lowest] < -_OPTIMAL
         changed[highest] |= violations[highest] > _OPTIMAL
-    if (changed == mask).all():
+    if (changed == mask).all() and tangent == active.tangent and not freed:
         return worst, None
     ordered = start + changed.nonzero()[0]
     others = active.linear[(active.linear < start) | (active.linear >= stop)]
+    for block in freed:
+        others = others[(others < block.start) | (others >= block.stop)]
     split = int((others < start).sum())
     linear = np.concatenate([others[:split], ordered, others[split:]])
-    return worst, ActiveSet(linear, active.tangent, len(ordered))
+    return worst, ActiveSet(linear, tangent, len(ordered))
 
 
 def _tips(cones: Cones, active: ActiveSet) -> list[slice]:
@@ -438,37 +462,69 @@ def _tips(cones: Cones, active: ActiveSet) -> list[slice]:
 class _Sizes(NamedTuple):
     """What is large and what is small in a program, at a point, as in `leyden_ffolayer.quadratic`.
 
+    What rounding leaves is here a share of the largest numbers around, those of rows and variables that
+    share one, so that parts of a program that nothing joins are judged each by its own numbers.
+
     Attributes:
         lengths: what a slack is measured by, of shape (rows,).
         largest_lengths: the same by the largest numbers of the whole program.
         forces: what a component of the gradient is measured by, of shape (variables,).
         pressures: what a multiplier is measured by, of shape (rows,).
-        length: the largest decision or right-hand side, in units of rows of length 1.
-        force: the largest force.
+        force: the largest component of the gradient, as it adds up.
     """
 
     lengths: Array
     largest_lengths: Array
     forces: Array
     pressures: Array
-    length: float
     force: float
 
 
-def _sizes(program: ConeProgram, point: Point) -> _Sizes:
-    rows, norms = abs(program.A), row_norms(program.A)
-    lengths = rows @ np.abs(point.z) + np.abs(program.b)
-    forces = abs(program.P) @ np.abs(point.z) + np.abs(program.q) + rows.T @ np.abs(point.d)
+def _sizes(program: ConeProgram, point: Point, *, least: float = 0.0) -> _Sizes:
+    rows, norms, size = abs(program.A).tocoo(), row_norms(program.A), np.abs(point.z)
+    lengths = rows @ size + np.abs(program.b)
+    own = abs(program.P) @ size + np.abs(program.q)
+    forces = own + rows.T @ np.abs(point.d)
     length = max(_largest(point.z), _largest(lengths / norms)) + 1e-300
-    force = _largest(forces) + 1e-300
+    near_lengths, near_forces = _near(program, rows, lengths, own, forces, length)
+    near_lengths = np.minimum(near_lengths, length * norms)
+    near_pressures = _row_largest(rows, near_forces[rows.col])
     return _Sizes(
-        lengths=lengths + _SMALL_LENGTH * length * norms,
+        lengths=lengths + max(_SMALL_LENGTH, least) * near_lengths + 1e-300,
         largest_lengths=length * norms,
-        forces=forces + _SMALL_FORCE * force,
-        pressures=((rows @ forces) / norms + _SMALL_PRESSURE * force) / norms,
-        length=length,
-        force=force,
+        forces=forces + max(_SMALL_FORCE, least) * near_forces + 1e-300,
+        pressures=((rows @ forces) / norms + max(_SMALL_PRESSURE, least) * near_pressures + 1e-300) / norms,
+        force=_largest(forces) + 1e-300,
     )
+
+
+def _near(
+    program: ConeProgram, rows: sp.coo_matrix, lengths: Array, own: Array, forces: Array, length: float
+) -> tuple[Array, Array]:
+    """The largest lengths of rows that share a variable, and forces of variables that share a row.
+
+    Sums of those are what rounding can spoil; numbers of a part that nothing joins to a row cannot.
+    """
+    nonzero = np.where(rows.data > 0, rows.data, 1.0)
+    curvatures = program.P.diagonal()
+    reach = np.divide(own, curvatures, out=np.zeros_like(own), where=curvatures > 0)
+    np.maximum.at(reach, rows.col, (rows.data > 0) * lengths[rows.row] / nonzero)
+    reach = np.minimum(reach, length)
+    most = _largest(forces)
+    forces = np.maximum(forces, abs(program.P) @ reach)
+    pushes = np.zeros(len(lengths))
+    np.maximum.at(pushes, rows.row, (rows.data > 0) * forces[rows.col] / nonzero)
+    near_forces = np.zeros_like(forces)
+    np.maximum.at(near_forces, rows.col, rows.data * pushes[rows.row])
+    near_forces = np.maximum(np.minimum(near_forces, most), forces)
+    return _row_largest(rows, rows.data * reach[rows.col]), near_forces
+
+
+def _row_largest(rows: sp.coo_matrix, values: Array) -> Array:
+    """The largest value of each row's entries, 0 for rows without."""
+    found = np.zeros(rows.shape[0])
+    np.maximum.at(found, rows.row, values)
+    return found
 
 
 def _largest(values: Array) -> float:
@@ -493,21 +549,17 @@ class _System:
         rows = sp.diags(1 / self._lengths) @ B
         H = sp.csc_matrix(H / self._level)
         self._exact = sp.bmat([[H, rows.T], [rows, None]], format="csc") if count else H
-        signs = np.concatenate([np.full(size, _REGULARISATION), np.full(count, -_REGULARISATION)])
+        self._multiply: Callable[[Array], Array]
         if size + count <= _SMALL:
             dense = self._exact.toarray()
-            factors = scipy.linalg.lu_factor(dense + np.diag(signs), check_finite=False)
-            pivots = np.abs(factors[0].diagonal())
-            self._multiply: Callable[[Array], Array] = dense.__matmul__
-            self._once: Callable[[Array], Array] = lambda right: scipy.linalg.lu_solve(
-                factors, right, check_finite=False
-            )
+            self._multiply, self._absolute = dense.__matmul__, np.abs(dense)
         else:
-            regular = self._exact + sp.diags(signs, format="csc")
-            lu = scipy.sparse.linalg.splu(regular, permc_spec="MMD_AT_PLUS_A")
-            pivots = np.abs(lu.U.diagonal())
-            self._multiply, self._once = self._exact.__matmul__, lu.solve
-        self.dependent = bool(count) and pivots.min(initial=1.0) < _DEPENDENT and self._rows_contradict(count)
+            self._multiply, self._absolute = self._exact.__matmul__, abs(self._exact)
+        self._once, least = self._factorised(0.0)
+        self.dependent = False
+        if least < _DEPENDENT and not self._meets_all():
+            self._once, _ = self._factorised(_REGULARISATION)
+            self.dependent = bool(count) and self._rows_contradict(count)
 
     def solve(self, first: Array, second: Array) -> tuple[Array, Array]:
         """Solve for u and w; where rows contradict each other, as well as can be."""
@@ -518,20 +570,53 @@ class _System:
         u, w = found[: self._size], found[self._size :]
         return u * self._units, w * self._level / self._lengths
 
+    def _factorised(self, regularisation: float) -> tuple[Callable[[Array], Array], float]:
+        """The solution by an LU, and its smallest pivot; 0 where there is none."""
+        count = self._exact.shape[0] - self._size
+        signs = np.concatenate([np.full(self._size, regularisation), np.full(count, -regularisation)])
+        if isinstance(self._absolute, np.ndarray):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", scipy.linalg.LinAlgWarning)
+                factors = scipy.linalg.lu_factor(self._exact.toarray() + np.diag(signs), check_finite=False)
+            least = np.abs(factors[0].diagonal()).min(initial=1.0)
+            return lambda right: scipy.linalg.lu_solve(factors, right, check_finite=False), float(least)
+        try:
+            lu = scipy.sparse.linalg.splu(
+                self._exact + sp.diags(signs, format="csc"), permc_spec="MMD_AT_PLUS_A"
+            )
+        except RuntimeError:  # exactly singular
+            return np.zeros_like, 0.0
+        return lu.solve, float(np.abs(lu.U.diagonal()).min(initial=1.0))
+
     def _refined(self, right: Array) -> tuple[Array, float]:
-        """A solution, and what is left of the right-hand side, as a share of it."""
-        scale = _largest(right) + 1e-300
+        """A solution, and what is left of the right-hand side, as a share of it.
+
+        It is refined until every equation holds to the rounding of its own terms, so that small unknowns
+        are as accurate as large ones.
+        """
         found = self._once(right)
         rest = right - self._multiply(found)
+        worst = self._share(rest, found, right)
         for _ in range(4):
-            if not _largest(rest) > 1e-14 * scale:
+            if not worst > 1e-15:
                 break
             better = found + self._once(rest)
             left = right - self._multiply(better)
-            if not _largest(left) < _largest(rest):
+            share = self._share(left, better, right)
+            if not share < worst:
                 break
-            found, rest = better, left
-        return found, _largest(rest) / scale
+            found, rest, worst = better, left, share
+        return found, _largest(rest) / (_largest(right) + 1e-300)
+
+    def _share(self, rest: Array, found: Array, right: Array) -> float:
+        """What is left of an equation as a share of its terms, the largest of all."""
+        return _largest(rest / (self._absolute @ np.abs(found) + np.abs(right) + 1e-300))
+
+    def _meets_all(self) -> bool:
+        """Whether the factors solve for any right-hand side."""
+        drawn = np.random.default_rng(0).standard_normal(self._exact.shape[0])
+        with np.errstate(all="ignore"):
+            return self._refined(drawn)[1] <= 1e-8
 
     def _rows_contradict(self, count: int) -> bool:
         """Whether there are right-hand sides that the rows cannot all meet."""
@@ -540,14 +625,25 @@ class _System:
 
 
 def _variable_units(H: sp.csr_matrix, B: sp.csr_matrix) -> Array:
-    """Units in which curvatures are about 1; where there is none, those of the rows."""
+    """Units in which curvatures are about 1; a variable without has that of the curved ones in its rows.
+
+    ``w (x - p) = t`` with a curvature of t alone is what cvxpy makes of a weighted square: x is then
+    measured by t / w.
+    """
     sizes = np.sqrt(np.maximum(H.diagonal(), 0.0))
     flat = sizes == 0
     if flat.any() and B.shape[0]:
-        rows = abs(sp.diags(1 / row_norms(B)) @ B)
-        sizes[flat] = np.asarray(rows.max(axis=0).todense()).ravel()[flat]
+        inverse = np.divide(1.0, sizes, out=np.zeros_like(sizes), where=~flat)
+        curved = np.sqrt(np.asarray((abs(B) @ sp.diags(inverse)).power(2).sum(axis=1))).ravel()
+        beside = _column_largest(B, np.divide(1.0, curved, out=np.zeros_like(curved), where=curved > 0))
+        sizes[flat] = np.where(beside > 0, beside, _column_largest(B, 1 / row_norms(B)))[flat]
     largest = sizes.max(initial=0.0) or 1.0
     sizes = np.where(sizes > 1e-13 * largest, sizes, largest)
     if largest < 16 * sizes.min(initial=largest):
         return np.ones_like(sizes)
     return np.exp2(-np.round(np.log2(sizes / largest)))
+
+
+def _column_largest(B: sp.csr_matrix, factors: Array) -> Array:
+    """The largest entry of each column, rows times factors."""
+    return np.asarray(abs(sp.diags(factors) @ B).max(axis=0).todense()).ravel()

@@ -129,11 +129,26 @@ def solve_cone_program(
         ValueError: if the solver does not know one of the cones.
     """
     call = {"clarabel": _clarabel, "osqp": _osqp, "scs": _scs}[solver]
+
+    def solved(units: Units) -> Solved:
+        return _in_units(
+            call(
+                P * (units.length / units.force), q / units.force, A, b / units.length, cones, tolerance,
+                max_iterations, verbose,
+            ), units,
+        )  # fmt: skip
+
     units = units or units_of(P, q, A, b)
-    found = call(
-        P * (units.length / units.force), q / units.force, A, b / units.length, cones, tolerance,
-        max_iterations, verbose,
-    )  # fmt: skip
+    found = solved(units)
+    largest = _largest_units(q, A, b)
+    if found.outcome == "impossible" and largest != units:
+        # costs far above the tolerance look like a direction of descent without end
+        again = solved(largest)
+        found = again if again.outcome in ("solved", "rough") else found
+    return found
+
+
+def _in_units(found: Solved, units: Units) -> Solved:
     return replace(
         found, primal=found.primal * units.length, slack=found.slack * units.length,
         dual=found.dual * units.force,
@@ -177,6 +192,12 @@ def units_of(P: sp.spmatrix, q: Array, A: sp.spmatrix, b: Array) -> Units:
     if force < 1 and curvature:
         force = max(force, min(curvature * length, 1.0) if force else curvature * length)
     return Units(_power_of_two(length), _power_of_two(force or 1.0))
+
+
+def _largest_units(q: Array, A: sp.spmatrix, b: Array) -> Units:
+    """The sizes of the largest numbers, where small ones stand beside them."""
+    largest = (float(np.abs(values).max(initial=0.0)) for values in (b / row_norms(A), q))
+    return Units(*(_power_of_two(max(size, 1.0)) for size in largest))
 
 
 def _size(values: Array) -> float:
