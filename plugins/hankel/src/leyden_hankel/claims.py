@@ -553,8 +553,10 @@ class Batches(Claim):
             text="A batch is solved more than 3 times faster than its signals one by one.",
             kind="better",
         ),
-        Statement(id="equal", text="The signals are the same to 1e-8, relatively.", kind="bound"),
-        Statement(id="single", text="In complex64 they are those of complex128 to 5e-6.", kind="bound"),
+        Statement(id="equal", text="Recovered signals are the same to 1e-8.", kind="bound"),
+        Statement(
+            id="single", text="In complex64 recovered signals are those of complex128 to 5e-6.", kind="bound"
+        ),
     )
     minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.1, "laptop": 0.5, "paper": 1.0}
     seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 6, "paper": 12}
