@@ -6,8 +6,8 @@
 
 Two things are tried, with 8 trials and 3 seeds each, two fits at a time. By hand means what a person would
 write: a script that fits the same configurations, settings and seeds, and tests those that judge, by joblib
-on two processes, with nothing tuned, tracked, stored or reported. Both are commands of their own, timed from
-start to end.
+on two processes, with nothing tuned, tracked, stored or reported; with ``--tracked`` also with what
+Lightning's MLFlowLogger keeps. Each is a command of its own, timed from start to end.
 """
 
 from __future__ import annotations
@@ -79,16 +79,18 @@ def fits() -> list[tuple[dict[str, Any], bool]]:
     return found
 
 
-def fit(document: dict[str, Any], test: bool) -> None:
+def fit(document: dict[str, Any], test: bool, tracked: bool) -> None:
     import torch
     from leyden.lightning import run_config
 
     torch.set_num_threads(1)
-    run_config(document, {"trainer.logger": False}, test=test)
+    settings = {"experiment_name": "by hand", "tracking_uri": "sqlite:///by-hand.db"}
+    logger = {"class_path": "lightning.pytorch.loggers.MLFlowLogger", "init_args": settings}
+    run_config(document, {"trainer.logger": logger if tracked else False}, test=test)
 
 
-def by_hand(wanted: list[tuple[dict[str, Any], bool]]) -> float:
-    Path("fits.json").write_text(json.dumps(wanted))
+def by_hand(wanted: list[tuple[dict[str, Any], bool]], *, tracked: bool = False) -> float:
+    Path("fits.json").write_text(json.dumps([(*each, tracked) for each in wanted]))
     return timed([sys.executable, __file__, "--fits", "fits.json"])
 
 
@@ -105,6 +107,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="short fits")
     parser.add_argument("--epochs", type=int, default=40, help="the length of a fit")
     parser.add_argument("--rounds", type=int, default=2, help="how often both are timed, in turn")
+    parser.add_argument("--tracked", action="store_true", help="by hand also with MLFlowLogger")
     parser.add_argument("--fits", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.fits:
@@ -121,9 +124,10 @@ def main() -> None:
             plain = by_hand(wanted)
             ratios.append(whole / plain)
             print(f"digits, {len(wanted)} fits of {epochs} epochs, {JOBS} at a time, one thread each")
-            print(
-                f"leyden compare {whole:.1f} s, the same fits by hand {plain:.1f} s, ratio {ratios[-1]:.2f}"
-            )
+            print(f"leyden compare {whole:.1f} s, by hand {plain:.1f} s, ratio {ratios[-1]:.2f}")
+            if arguments.tracked:
+                kept = by_hand(wanted, tracked=True)
+                print(f"by hand with Lightning's MLFlowLogger {kept:.1f} s, ratio {whole / kept:.2f}")
     print(f"ratio {min(ratios):.2f} to {max(ratios):.2f}; load {os.getloadavg()[0]:.1f}")
 
 
