@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import warnings
 from typing import Any
@@ -256,6 +257,32 @@ def test_the_most_violated_rule_is_expanded_first() -> None:
             assert relaxed[1].order == (int(violated.argmax()),)
             told += violated.argmax() > 0
     assert told > 0
+
+
+def test_the_value_of_a_weighted_relaxation_is_its_weighted_distance() -> None:
+    """Each step of the chain moves away from the point, up to the distance that the layer finds."""
+    weights = [0.5, 2.0, 3.0]
+    rules = RuleSet(3, 0, 1, [total() <= 1.5], [any_of(at_most(i, 0.3), at_least(i, 0.7)) for i in range(3)])
+    point = np.array([0.55, 0.4, 0.45])
+    (sample,) = samples_of(rules, torch.from_numpy(point)[None])
+    relaxed = list(chain(dataclasses.replace(sample, weights=np.array(weights))))
+    for one in relaxed:
+        assert one.distance == pytest.approx(np.abs(one.point - point) @ weights, abs=1e-9)
+    distances = [one.distance for one in relaxed]
+    assert min(np.diff(distances)) > -1e-9
+    layer = DisjunctiveProjection(rules, weights=weights)
+    layer(torch.from_numpy(point)[None])
+    assert layer.last_info is not None
+    # 0.15, 0.1 and 0.15 to the nearest sides, of weights 0.5, 2 and 3
+    assert float(layer.last_info.distance[0]) == pytest.approx(0.725, abs=1e-9)
+    assert distances[-1] == pytest.approx(0.725, abs=1e-9)
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1.0, 1e9])
+def test_an_empty_disjunct_is_told_in_any_unit_of_its_outputs(unit: float) -> None:
+    outside = Polyhedron([[1.0, 1.0, 0.0]], [-0.1 * unit])
+    with pytest.warns(UserWarning, match="disjunct 0 is empty and is dropped"):
+        RuleSet(3, [0, 0, 0], [unit, unit, 1.0], [], [outside | at_least(2, 0.5)])
 
 
 def test_relaxations_keep_equalities() -> None:
