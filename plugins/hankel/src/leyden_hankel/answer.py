@@ -56,8 +56,8 @@ def complete(
     >>> signal = torch.exp(2j * torch.pi * 0.1234 * t) + 0.5 * torch.exp((2j * torch.pi * 0.4 - 0.01) * t)
     >>> seen = torch.rand(63, generator=torch.Generator().manual_seed(0)) < 0.4
     >>> found = complete(signal, seen, 2)
-    >>> [round(value, 4) for value in found.frequencies.tolist()]
-    [0.1234, 0.4]
+    >>> tuple(round(value, 4) for value in found.frequencies.tolist())
+    (0.1234, 0.4)
     """
     y = torch.as_tensor(observed)
     dims = y.dim() if signal_dims is None else signal_dims
