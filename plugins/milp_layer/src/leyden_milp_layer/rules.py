@@ -24,6 +24,7 @@ from torch import Tensor
 
 from leyden_milp_layer.constraints import Block, Disjunction, Negative, Polyhedron, Row
 from leyden_milp_layer.expressions import Condition, Expression, Key, Names
+from leyden_milp_layer.powers import nearest_power
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,7 +353,6 @@ class RuleSet:
     def _without_empty(self) -> Layout:
         """The layout without disjuncts that are empty whatever the sample is; each is warned of."""
         from leyden_milp_layer.highs import is_empty
-        from leyden_milp_layer.units import nearest_power
 
         filled = {row for fill in self._fills for row in range(fill.rows.start, fill.rows.stop)}
         A = self._A.detach().numpy() * nearest_power(np.maximum(np.abs(self.lower), np.abs(self.upper)))
