@@ -15,6 +15,7 @@ from leyden.comparison.fits import Fits
 from leyden.comparison.identity import identity
 from leyden.comparison.probing import check_mode
 from leyden.comparison.running import Comparing
+from leyden.comparison.search import ROUND
 from leyden.errors import UsageError
 from leyden.execute import (
     check_executor,
@@ -104,7 +105,9 @@ def compare(
     document, files = read_configs(configs)
     try:
         with termination_as_exit():
-            start_workers(plan.executor, plan.jobs, Fits.imports)  # they import while this process reads on
+            at_once = (1 + len(tries)) * max(seeds, ROUND if trials else 1)
+            # they import while this process reads on
+            start_workers(plan.executor, min(plan.jobs, at_once), Fits.imports)
             base = baseline(document, tune)
             tried = contenders(base, tries, plugins)
             comparing = Comparing(
