@@ -22,6 +22,7 @@ PACKAGES = (
     "plugins/ffolayer",
     "plugins/asym_perturb",
     "plugins/hankel",
+    "plugins/lk_losses",
 )
 
 PLAIN_SCRIPT = """

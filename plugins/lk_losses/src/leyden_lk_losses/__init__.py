@@ -1,0 +1,29 @@
+"""LK losses: drafts of speculative decoding trained by their acceptance rate (Samarin et al., 2026)."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from leyden_lk_losses.acceptance import acceptance_rate, log_acceptance
+
+_HOMES = {
+    "leyden_lk_losses.acceptance": ("acceptance_rate", "log_acceptance"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [  # noqa: RUF022 - the paper's methods come first
+    "acceptance_rate",
+    "log_acceptance",
+    "__version__",
+]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name in _HOME_OF:
+            return getattr(importlib.import_module(_HOME_OF[name]), name)
+        raise AttributeError(f"module 'leyden_lk_losses' has no attribute '{name}'")

@@ -1,0 +1,56 @@
+"""What the plugin contributes to Leyden; imports neither torch nor lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from leyden.hookspecs import hookimpl
+from leyden.model import Component, Paper
+
+LEYDEN_API = 1
+
+
+@hookimpl
+def leyden_paper() -> Paper:
+    """The paper."""
+    return Paper(
+        title="LK Losses: Direct Acceptance Rate Optimization for Speculative Decoding",
+        authors=(
+            "Alexander Samarin",
+            "Sergei Krutikov",
+            "Anton Shevtsov",
+            "Sergei Skvortsov",
+            "Filipp Fisin",
+            "Alexander Golubev",
+        ),
+        venue="ICML 2026",
+        url="https://arxiv.org/abs/2602.23881",
+        summary="Losses that train a draft for speculative decoding by how often it is accepted.",
+        exact=(
+            "Reconstructed from the abstract and from what others tell of the losses, their gradients, the "
+            "schedule and its constants; the paper's text was not at hand. Acceptance rates are exact."
+        ),
+    )
+
+
+@hookimpl
+def leyden_components() -> Iterable[Component]:
+    """The losses, what they are made of, and what decodes with the trained drafts."""
+    return (
+        Component(
+            kind="function",
+            path="leyden_lk_losses.acceptance_rate",
+            summary="How often a draft's token is accepted, of two sets of logits.",
+        ),
+        Component(
+            kind="function",
+            path="leyden_lk_losses.log_acceptance",
+            summary="Its logarithm, exact where the rate itself underflows.",
+        ),
+    )
+
+
+@hookimpl
+def leyden_claims() -> Iterable[str]:
+    """The experiments; what does not hold is a claim as well."""
+    return ()

@@ -1,0 +1,3 @@
+from leyden.testing import conformance
+
+test_conformance = conformance("lk_losses")
