@@ -9,15 +9,27 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from leyden_lk_losses.acceptance import acceptance_rate, log_acceptance
+    from leyden_lk_losses.decoder import GenerationResult, SpeculativeDecoder
+    from leyden_lk_losses.drafts import MedusaHeads, MLPSpeculator, TinyDraftGPT
+    from leyden_lk_losses.models import wrap
 
 _HOMES = {
     "leyden_lk_losses.acceptance": ("acceptance_rate", "log_acceptance"),
+    "leyden_lk_losses.decoder": ("GenerationResult", "SpeculativeDecoder"),
+    "leyden_lk_losses.drafts": ("MLPSpeculator", "MedusaHeads", "TinyDraftGPT"),
+    "leyden_lk_losses.models": ("wrap",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022 - the paper's methods come first
     "acceptance_rate",
     "log_acceptance",
+    "SpeculativeDecoder",
+    "GenerationResult",
+    "MedusaHeads",
+    "MLPSpeculator",
+    "TinyDraftGPT",
+    "wrap",
     "__version__",
 ]
 
