@@ -47,6 +47,16 @@ def leyden_components() -> Iterable[Component]:
             path="leyden_lk_losses.log_acceptance",
             summary="Its logarithm, exact where the rate itself underflows.",
         ),
+        Component(
+            kind="function",
+            path="leyden_lk_losses.store_distributions",
+            summary="A frozen target's distributions or hidden states, computed once and kept on disk.",
+        ),
+        Component(
+            kind="function",
+            path="leyden_lk_losses.bucketed",
+            summary="A draft's log-probabilities of a target's likeliest tokens and of all others as one.",
+        ),
     )
 
 
