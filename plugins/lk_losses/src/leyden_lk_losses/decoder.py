@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from leyden.arguments import check_at_least
 from torch import Tensor, nn
 
 from leyden_lk_losses.acceptance import check_draft_vocab, check_temperature
+from leyden_lk_losses.arguments import check_count
 from leyden_lk_losses.drafts import HiddenDraft, MedusaHeads
 from leyden_lk_losses.models import CausalModel, evaluating, wrap
 
@@ -152,7 +152,7 @@ class SpeculativeDecoder:
         draft_vocab: Int[Tensor, " draft_vocab"] | None = None,
         draws: Draws | None = None,
     ) -> None:
-        check_at_least("k", k, 1)
+        check_count("k", k)
         check_temperature(temperature)
         self.target = wrap(target)
         self.draft = draft if isinstance(draft, HiddenDraft) else wrap(draft)
@@ -181,7 +181,7 @@ class SpeculativeDecoder:
                 ``max_new_tokens`` is not positive; if logits are NaN, plus infinity, or minus infinity for
                 every token, which names the model that they are of.
         """
-        check_at_least("max_new_tokens", max_new_tokens, 1)
+        check_count("max_new_tokens", max_new_tokens)
         _check_prompt(prompt, self.target.max_length)
         ends = frozenset([eos] if isinstance(eos, int) else eos or ())
         draft: Any = self.draft

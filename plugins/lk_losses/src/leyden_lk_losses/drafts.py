@@ -12,8 +12,9 @@ from abc import ABC, abstractmethod
 
 import torch
 from jaxtyping import Float, Int
-from leyden.arguments import check_at_least
 from torch import Tensor, nn
+
+from leyden_lk_losses.arguments import check_count
 
 State = Tensor
 """What a recurrent draft carries from one proposal to the next, of shape ``(batch, width)``."""
@@ -91,7 +92,7 @@ class MedusaHeads(HiddenDraft):
 
     def __init__(self, hidden: int, vocab: int, n_heads: int) -> None:
         for name, value in (("hidden", hidden), ("vocab", vocab), ("n_heads", n_heads)):
-            check_at_least(name, value, 1)
+            check_count(name, value)
         super().__init__(hidden, vocab, n_heads)
         # All heads in one tensor: a pass is two matrix products, however many there are.
         self.weight = nn.Parameter(_uniform(n_heads, hidden, hidden))
@@ -148,7 +149,7 @@ class MLPSpeculator(HiddenDraft):
         width, inputs = hidden if width is None else width, vocab if inputs is None else inputs
         sizes = (("hidden", hidden), ("vocab", vocab), ("n_steps", n_steps), ("width", width))
         for name, value in (*sizes, ("inputs", inputs)):
-            check_at_least(name, value, 1)
+            check_count(name, value)
         super().__init__(hidden, vocab, n_steps)
         self.width = width
         self.embeddings = nn.ModuleList(nn.Embedding(inputs, width) for _ in range(n_steps))
@@ -224,7 +225,7 @@ class TinyDraftGPT(nn.Module):
         outputs = vocab if outputs is None else outputs
         sizes = (("vocab", vocab), ("width", width), ("depth", depth), ("heads", heads))
         for name, value in (*sizes, ("max_length", max_length), ("outputs", outputs)):
-            check_at_least(name, value, 1)
+            check_count(name, value)
         if width % heads:
             raise ValueError(f"width: expected a multiple of heads={heads}, got {width}")
         self.vocab = vocab
