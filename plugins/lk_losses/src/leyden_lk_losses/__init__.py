@@ -9,12 +9,13 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from leyden_lk_losses.acceptance import acceptance_rate, log_acceptance
-    from leyden_lk_losses.expected import expected_tokens, expected_tokens_by_depth, speedup
-    from leyden_lk_losses.kernel import Divergences, row_divergences
-    from leyden_lk_losses.loss import LKLoss, LKOutput
     from leyden_lk_losses.decoder import GenerationResult, SpeculativeDecoder
     from leyden_lk_losses.distributions import StoredDistributions, TargetBatch, store_distributions
     from leyden_lk_losses.drafts import MedusaHeads, MLPSpeculator, TinyDraftGPT
+    from leyden_lk_losses.expected import expected_tokens, expected_tokens_by_depth, speedup
+    from leyden_lk_losses.kernel import Divergences, row_divergences
+    from leyden_lk_losses.loss import LKLoss, LKOutput
+    from leyden_lk_losses.metric import AcceptanceMetric
     from leyden_lk_losses.models import wrap
     from leyden_lk_losses.outcomes import bucketed, with_rest
 
@@ -23,6 +24,7 @@ _HOMES = {
     "leyden_lk_losses.expected": ("expected_tokens", "expected_tokens_by_depth", "speedup"),
     "leyden_lk_losses.kernel": ("Divergences", "row_divergences"),
     "leyden_lk_losses.loss": ("LKLoss", "LKOutput"),
+    "leyden_lk_losses.metric": ("AcceptanceMetric",),
     "leyden_lk_losses.decoder": ("GenerationResult", "SpeculativeDecoder"),
     "leyden_lk_losses.distributions": ("StoredDistributions", "TargetBatch", "store_distributions"),
     "leyden_lk_losses.drafts": ("MLPSpeculator", "MedusaHeads", "TinyDraftGPT"),
@@ -32,8 +34,16 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022 - the paper's methods come first
+    "LKLoss",
+    "LKOutput",
+    "AcceptanceMetric",
     "acceptance_rate",
     "log_acceptance",
+    "row_divergences",
+    "Divergences",
+    "expected_tokens",
+    "expected_tokens_by_depth",
+    "speedup",
     "SpeculativeDecoder",
     "GenerationResult",
     "MedusaHeads",

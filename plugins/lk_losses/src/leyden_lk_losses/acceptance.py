@@ -66,6 +66,8 @@ def log_acceptance(
     tensor(-199.3069)
     """
     check_vocabularies(target_logits, draft_logits, draft_vocab)
+    if draft_vocab is not None:
+        check_draft_vocab(draft_vocab, target_logits.shape[-1])
     check_temperature(temperature)
     dtype = torch.promote_types(torch.promote_types(target_logits.dtype, draft_logits.dtype), torch.float32)
     target, draft = target_logits.to(dtype), draft_logits.to(dtype)
@@ -124,7 +126,6 @@ def check_vocabularies(target_logits: Tensor, draft_logits: Tensor, draft_vocab:
         raise ValueError(
             f"draft_vocab: expected {own} ids, one for each logit of the draft, got {len(draft_vocab)}"
         )
-    check_draft_vocab(draft_vocab, vocab)
 
 
 def check_draft_vocab(draft_vocab: Tensor, vocab: int | None = None) -> None:

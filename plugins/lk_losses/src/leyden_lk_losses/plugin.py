@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from leyden.hookspecs import hookimpl
-from leyden.model import Component, Paper
+from leyden.model import Component, Paper, Range
 
 LEYDEN_API = 1
 
@@ -37,6 +37,47 @@ def leyden_paper() -> Paper:
 def leyden_components() -> Iterable[Component]:
     """The losses, what they are made of, and what decodes with the trained drafts."""
     return (
+        Component(
+            kind="loss",
+            path="leyden_lk_losses.LKLoss",
+            summary="LK-lambda, LK-alpha and what they are compared with, for drafts of every depth.",
+            supports=("ddp", "bf16", "compile"),
+            example="leyden_lk_losses.trial.synchronised",
+            trial="leyden_lk_losses.trial.logits",
+            exempt={
+                "gradients": "lambda and the target's logits are constants for the gradient, which finite "
+                "differences cannot know; the plugin's tests check it with both held fixed",
+            },
+            search={"eta": Range(0.3, 30)},
+        ),
+        Component(
+            kind="metric",
+            path="leyden_lk_losses.AcceptanceMetric",
+            summary="Mean acceptance rate of each depth and the tokens of a round that they promise.",
+            supports=("ddp",),
+            example="leyden_lk_losses.trial.metric",
+            trial="leyden_lk_losses.trial.logits",
+        ),
+        Component(
+            kind="function",
+            path="leyden_lk_losses.row_divergences",
+            summary="KL(p||q) and the log of the acceptance rate of each row, with gradients in closed form.",
+        ),
+        Component(
+            kind="function",
+            path="leyden_lk_losses.expected_tokens",
+            summary="Tokens of a round of speculative decoding at a constant acceptance rate.",
+        ),
+        Component(
+            kind="function",
+            path="leyden_lk_losses.expected_tokens_by_depth",
+            summary="Tokens of a round whose depths have acceptance rates of their own.",
+        ),
+        Component(
+            kind="function",
+            path="leyden_lk_losses.speedup",
+            summary="How many times faster speculative decoding is than plain decoding.",
+        ),
         Component(
             kind="function",
             path="leyden_lk_losses.acceptance_rate",
