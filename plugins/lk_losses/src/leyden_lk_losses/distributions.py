@@ -144,7 +144,7 @@ class StoredDistributions(Dataset[TargetBatch]):
         if self.tokens_of_draft is None:
             return _logits(self.head, hidden) / self.temperature - log_normaliser.unsqueeze(-1)
         weight, bias = self._rows_of_head
-        logits = nn.functional.linear(hidden, weight, bias) / self.temperature
+        logits = nn.functional.linear(hidden.to(weight.dtype), weight, bias).float() / self.temperature
         return with_rest(logits - log_normaliser.unsqueeze(-1))
 
     @cached_property
@@ -154,7 +154,7 @@ class StoredDistributions(Dataset[TargetBatch]):
             raise ValueError(f"head: expected an nn.Linear for a draft of fewer tokens, got {self.head!r}")
         weight, bias = self.head.weight.detach(), self.head.bias
         chosen = self.tokens_of_draft
-        return weight[chosen].float(), None if bias is None else bias.detach()[chosen].float()
+        return weight[chosen], None if bias is None else bias.detach()[chosen]
 
 
 def store_distributions(
@@ -261,36 +261,38 @@ class _Writer(NamedTuple):
     @torch.no_grad()
     def _said(self, rows: Tensor) -> Mapping[str, Tensor]:
         """The arrays' rows for some windows."""
-        precision = getattr(torch, self.dtype)
-        device = self.model.device
-        logits, states = self.model.observe(rows.to(device))
-        logits, states = logits.float().cpu(), states.float().cpu()
-        if torch.isnan(logits).any():
-            raise ValueError("target: its logits hold NaN")
         ids = torch.int32 if self.model.vocab < 2**31 else torch.int64
+        precision = getattr(torch, self.dtype)
+        logits, states = self.model.observe(rows.to(self.model.device))
         said = {"tokens": rows.cpu().to(ids)}
         if self.hidden:
-            said["hidden"] = states.to(precision)
+            said["hidden"] = states.to(precision).cpu()
             if not torch.isfinite(said["hidden"]).all():
+                _check_no_nan(states)
                 raise ValueError(f"dtype: a hidden state is beyond the range of {self.dtype}")
         if self.keep == "hidden":
-            assert self.head is not None
-            again = _logits(self.head, states.to(device)).cpu()
-            _check_head(again, logits)
-            # Of the states as they are kept, so that the probabilities that they give sum to 1.
-            logits = _logits(self.head, said["hidden"].float().to(device)).cpu() / self.temperature
-            return {**said, "log_normaliser": logits.logsumexp(dim=-1)}
-        log_probabilities = (logits / self.temperature).log_softmax(dim=-1)
+            return {**said, "log_normaliser": self._normaliser(said["hidden"], logits, states)}
+        log_probabilities = (logits.float().cpu() / self.temperature).log_softmax(dim=-1)
+        _check_no_nan(log_probabilities)
         if self.keep == "full":
             return {**said, "log_probabilities": log_probabilities.to(precision)}
         top = log_probabilities.topk(self.k, dim=-1)
-        others = log_probabilities.scatter(-1, top.indices, -torch.inf)
+        others = log_probabilities.scatter_(-1, top.indices, -torch.inf)
         return {
             **said,
             "ids": top.indices.to(ids),
             "log_probabilities": top.values.to(precision),
             "log_rest": others.logsumexp(dim=-1),
         }
+
+    def _normaliser(self, kept: Tensor, logits: Tensor, states: Tensor) -> Tensor:
+        """Log-sum-exp of the logits that the kept states give, with which their probabilities sum to 1."""
+        assert self.head is not None
+        _check_no_nan(logits)
+        _check_head(_logits(self.head, states[:1]), logits[:1].float())
+        # A window at a time: in single precision all of them would be much larger than what the target said.
+        rows = (_logits(self.head, row.to(states.device)) / self.temperature for row in kept.float())
+        return torch.stack([row.logsumexp(dim=-1).cpu() for row in rows])
 
 
 def _check(tokens: Tensor, keep: str, k: int, dtype: str, batch_size: int, vocab: int) -> None:
@@ -324,6 +326,11 @@ def _output_layer(module: nn.Module) -> nn.Module:
 def _logits(head: nn.Module, hidden: Tensor) -> Tensor:
     dtype = next(head.parameters()).dtype
     return cast("Tensor", head(hidden.to(dtype))).float()
+
+
+def _check_no_nan(said: Tensor) -> None:
+    if torch.isnan(said).any():
+        raise ValueError("target: its logits hold NaN")
 
 
 def _check_head(again: Tensor, logits: Tensor) -> None:
