@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
+import pickle
 from typing import Any
 
 import numpy as np
@@ -11,16 +13,21 @@ import pytest
 import torch
 from leyden_asym_perturb import (
     AsymPGameModule,
+    Decision,
     MatrixGame,
     SequenceFormGame,
+    Terminal,
     asymp_gda,
     asymp_solve,
     biased_rps,
     goofspiel,
     invariance_threshold,
     kuhn_poker,
+    leduc_poker,
     liars_dice,
     nash_conv,
+    perturbed_gap,
+    random_matrix,
     solve_matrix_game_lp,
 )
 from leyden_asym_perturb.game import POWER_SAFETY, spectral_norm
@@ -216,4 +223,163 @@ def test_halving_ends_where_it_is_told_to_and_may_start_anew() -> None:
     assert found.mu == 10.0
     cold = asymp_solve(BRPS, warm_start=False)
     assert cold.converged
-    assert cold.iters != asymp_solve(BRPS).iters
+    assert not torch.equal(cold.x, asymp_solve(BRPS).x)
+
+
+def test_a_payoff_may_have_any_strides_rights_and_byte_order_and_is_copied() -> None:
+    array = BRPS.numpy().copy()
+    kinds: list[Any] = [
+        array[::-1][::-1],
+        np.broadcast_to(array, (3, 3)),
+        array.astype(">f8"),
+        array.astype(np.longdouble),
+        torch.from_numpy(array).to_sparse(),
+        torch.from_numpy(array).requires_grad_(),
+    ]
+    for kind in kinds:
+        game = MatrixGame(kind)
+        torch.testing.assert_close(game.payoff[0], BRPS)
+        assert not game.payoff.requires_grad
+    torch.testing.assert_close(MatrixGame(array[::-1]).payoff[0], BRPS.flip(0))
+    mine = BRPS.clone()
+    game = MatrixGame(mine)
+    mine.zero_()
+    torch.testing.assert_close(game.payoff[0], BRPS)
+    torch.testing.assert_close(game.rows[0].mT, game.payoff[0])
+
+
+def test_a_payoff_that_would_overflow_is_named() -> None:
+    for use in (MatrixGame, solve_matrix_game_lp, invariance_threshold):
+        with pytest.raises(ValueError, match=r"^payoff: .*1e\+300"):
+            use([[1e308, -1e308], [-1e308, 1e308]])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-10, 1e160])
+def test_the_scale_of_the_payoffs_changes_no_iteration(scale: float) -> None:
+    plain, scaled = asymp_solve(BRPS, 1e-8), asymp_solve(scale * BRPS, 1e-8 * scale)
+    assert scaled.converged
+    assert scaled.iters == plain.iters
+    assert scaled.rounds == plain.rounds
+    assert scaled.nash_conv / scale == pytest.approx(plain.nash_conv, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("scale", "shift"), [(1e-12, 0.0), (1e-9, 0.0), (1e12, 0.0), (1e150, 0.0), (1.0, 1e10)]
+)
+def test_linear_programs_see_small_large_and_shifted_payoffs(scale: float, shift: float) -> None:
+    plain = random_matrix(6, 0).payoff[0]
+    payoff, value = scale * plain, solve_matrix_game_lp(plain).value
+    found = solve_matrix_game_lp(payoff + shift)
+    assert float(nash_conv(payoff, found.x, found.y)) <= 1e-9 * scale
+    assert found.value == pytest.approx(shift + scale * value, rel=1e-6)
+    assert invariance_threshold(scale * BRPS + shift) == pytest.approx(2.5 * scale, rel=1e-6)
+
+
+def test_a_small_tree_is_solved_by_its_linear_program() -> None:
+    payoff = 1e-9 * torch.tensor([[3.0, -1.0], [-2.0, 4.0]], dtype=torch.float64)
+    game = SequenceFormGame.from_tree(
+        Decision(
+            0,
+            "x",
+            {
+                str(i): Decision(1, "y", {str(j): Terminal((-c, c)) for j, c in enumerate(row)})
+                for i, row in enumerate(payoff.tolist())
+            },
+        )
+    )
+    solved = game.solve_lp()
+    assert solved.value == pytest.approx(1e-9, rel=1e-6)
+    assert float(game.nash_conv(solved.x, solved.y)) < 1e-15
+
+
+def test_numbers_of_numpy_are_numbers_and_others_are_named() -> None:
+    assert asymp_solve(BRPS, np.float32(1e-3), eta=np.float64(0.05)).converged  # type: ignore[arg-type]
+    for wrong in (True, "1", torch.tensor(1.0)):
+        with pytest.raises(ValueError, match=r"^eps: expected"):
+            asymp_solve(BRPS, wrong)  # type: ignore[arg-type]
+    for wrong in ("a", torch.tensor(1.0), math.inf):
+        with pytest.raises(ValueError, match=r"^value: expected"):
+            MatrixGame([[1.0]], wrong)  # type: ignore[arg-type]
+    assert MatrixGame([[1.0]], 2, row="maximizes").value == -2.0
+    for count in (-1, 2.5, True):
+        with pytest.raises(ValueError, match=r"^max_iters: expected"):
+            asymp_gda(BRPS, 1.0, max_iters=count)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^mu_init: expected None"):
+        asymp_solve(BRPS, mu=1.0, mu_init=2.0)
+    with pytest.raises(ValueError, match=r"^game: expected its payoffs in float"):
+        asymp_solve(biased_rps().half())
+    for name, given in {"size": (0, 0), "seed": (3, -1)}.items():
+        with pytest.raises(ValueError, match=rf"^{name}: expected"):
+            random_matrix(*given)
+    with pytest.raises(ValueError, match=r"^games: expected"):
+        random_matrix(3, 0, games=0)
+    for make in (goofspiel, liars_dice):
+        with pytest.raises(ValueError, match="expected a whole number of at least 2"):
+            make(2.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", ["uniform", [0.5, 0.5], torch.full((3,), 1 / 3, dtype=torch.complex64)])
+def test_a_start_that_is_none_is_named(wrong: Any) -> None:
+    with pytest.raises(ValueError, match=r"^x0: expected"):
+        asymp_solve(BRPS, x0=wrong)
+
+
+def test_a_start_with_a_gradient_or_odd_strides_is_a_start_like_others() -> None:
+    start = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    plain = asymp_solve(BRPS, x0=start)
+    graph = asymp_solve(BRPS, x0=start.clone().requires_grad_())
+    assert torch.equal(plain.x, graph.x)
+    assert not graph.x.requires_grad
+    backwards: Any = np.array([0.2, 0.3, 0.5])[::-1]
+    assert torch.equal(asymp_solve(BRPS, x0=backwards).x, plain.x)
+    kuhn = kuhn_poker()
+    assert not asymp_solve(kuhn, 0.1, x0=kuhn.uniform()[0].requires_grad_()).x.requires_grad
+    copy.deepcopy(Solver(biased_rps(), eps=1e-3, x0=start.clone().requires_grad_()))
+
+
+def test_iterations_after_the_last_check_count() -> None:
+    with pytest.warns(UserWarning, match="5 iterations reached"):
+        few = asymp_solve(BRPS, 1e-12, mu=1.0, max_iters=5)
+    assert few.iters == 5
+    with pytest.warns(UserWarning, match="5 iterations reached"):
+        exact = asymp_solve(BRPS, 1e-12, mu=1.0, max_iters=5, check_every=5)
+    assert torch.equal(few.x, exact.x)
+    assert few.nash_conv == exact.nash_conv < 1
+    solver = Solver(biased_rps(), eps=1e-12, mu=1.0)
+    solver.advance(25)
+    before = {name: tensor.clone() for name, tensor in solver.state_dict().items()}
+    solver.result()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in solver.state_dict().items())
+
+
+def test_without_payoffs_and_perturbation_nothing_moves() -> None:
+    assert asymp_gda(torch.ones(2, 2), 0.0, max_iters=20).strategy.tolist() == [0.5, 0.5]
+    with pytest.warns(UserWarning, match="NashConv"):
+        both = asymp_solve(torch.stack((torch.ones(3, 3, dtype=torch.float64), BRPS)), mu=0.0, max_iters=20)
+    assert both.converged.tolist() == [True, False]  # type: ignore[union-attr]
+
+
+def test_shapes_and_numbers_of_nash_conv_are_looked_at() -> None:
+    x, y = torch.full((2,), 0.5), torch.full((3,), 1 / 3)
+    whole = torch.tensor([[1, 0, 2], [0, 1, 0]])
+    assert float(nash_conv(whole, x, y)) == pytest.approx(1.0 - 1 / 3)
+    for use in (nash_conv, lambda A, x, y: perturbed_gap(A, 1.0, x, y)):
+        with pytest.raises(ValueError, match=r"^A: expected shape \(m, n\)"):
+            use(torch.eye(2).expand(3, 2, 2), torch.full((3, 2), 0.5), torch.full((3, 2), 0.5))
+        with pytest.raises(ValueError, match=r"^x: expected 2 probabilities"):
+            use(whole, y, x)
+        with pytest.raises(ValueError, match=r"^y: expected 3 probabilities"):
+            use(whole, x, torch.ones(3, dtype=torch.int64))
+        with pytest.raises(ValueError, match=r"^y: expected torch.float32"):
+            use(whole, x, y.double())
+
+
+def test_games_stay_whole_in_copies() -> None:
+    for game in (biased_rps(), kuhn_poker(), leduc_poker()):
+        for twin in (copy.deepcopy(game), pickle.loads(pickle.dumps(game))):
+            assert torch.equal(twin.nash_conv(*twin.start()), game.nash_conv(*game.start()))
+
+
+def test_all_of_a_game_is_on_one_device() -> None:
+    for game in (biased_rps(), kuhn_poker()):
+        assert {buffer.device.type for buffer in game.to("meta").buffers()} == {"meta"}

@@ -113,3 +113,9 @@ def test_under_a_trainer_both_half_steps_see_their_own_gradient() -> None:
 def test_wrong_settings_are_named(given: dict[str, Any], name: str) -> None:
     with pytest.raises(ValueError, match=rf"^{name}: expected"):
         AsymPGDA([torch.ones(1, requires_grad=True)], **given)
+
+
+def test_a_wrong_setting_of_a_group_is_named() -> None:
+    for name, wrong in {"side": "z", "role": "both", "mu": -1.0}.items():
+        with pytest.raises(ValueError, match=rf"^{name}: expected"):
+            AsymPGDA([{"params": [torch.ones(1, requires_grad=True)], name: wrong}])

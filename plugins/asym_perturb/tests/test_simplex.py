@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from leyden_asym_perturb import project_simplex
 
@@ -42,3 +43,18 @@ def test_a_nan_is_seen() -> None:
         point = torch.zeros(size)
         point[0] = torch.nan
         assert bool(project_simplex(point).isnan().any())
+
+
+def test_what_has_no_coordinates_in_floating_point_is_named() -> None:
+    for wrong in (torch.tensor([1, 2, 3]), torch.tensor([1, 2]), torch.zeros(0), torch.tensor(1.0)):
+        with pytest.raises(ValueError, match=r"^v: expected"):
+            project_simplex(wrong)
+    with pytest.raises(ValueError, match=r"^v: expected"):
+        project_simplex(torch.zeros(3, dtype=torch.complex64))
+
+
+def test_its_gradient_is_that_of_finite_differences() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for size in (2, 3, 7):
+        points = torch.randn(20, size, dtype=torch.float64, generator=generator, requires_grad=True)
+        assert torch.autograd.gradcheck(project_simplex, (points,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -325,6 +326,13 @@ def test_unreached_sets_keep_a_strategy(games: dict[str, SequenceFormGame]) -> N
         (Terminal((1.0, -1.0, 0.0)), "two players"),  # type: ignore[arg-type]
         (Chance([(0.4, Terminal((0.0, 0.0)))]), "chance"),
         (Decision(2, "a", {"l": Terminal((0.0, 0.0))}), "two players"),
+        (3, "a Decision, a Chance or a Terminal"),
+        (lambda: None, "a Decision, a Chance or a Terminal"),
+        (Terminal(1.0), "two players"),  # type: ignore[arg-type]
+        (Terminal(("a", "b")), "two players"),  # type: ignore[arg-type]
+        (Terminal((math.nan, 0.0)), "finite"),
+        (Decision("0", "a", {"l": Terminal((0.0, 0.0))}), "move of player '0'"),  # type: ignore[arg-type]
+        (Decision(0, "a", {}), "no actions"),
         (
             Decision(
                 0,
@@ -341,3 +349,52 @@ def test_unreached_sets_keep_a_strategy(games: dict[str, SequenceFormGame]) -> N
 def test_a_tree_that_is_no_game_is_named(root: Any, text: str) -> None:
     with pytest.raises(ValueError, match=rf"^game: .*{text}"):
         SequenceFormGame.from_tree(root)
+
+
+@pytest.mark.parametrize("player", [0, 1])
+def test_a_player_who_never_moves_has_no_choice(player: int) -> None:
+    ends = {"l": Terminal((1.0, -1.0)), "r": Terminal((0.0, 0.0))}
+    game = SequenceFormGame.from_tree(Decision(player, "a", ends))
+    best = "lr"[player]
+    for solved in (asymp_solve(game, 1e-10), game.solve_lp()):
+        assert game.policy(player, (solved.x, solved.y)[player])[("a")][best] == pytest.approx(1)
+        assert (solved.y, solved.x)[player].tolist() == [1.0]
+    nothing = asymp_solve(SequenceFormGame.from_tree(Terminal((2.0, -2.0))))
+    assert (nothing.upper, nothing.lower, nothing.converged) == (-2.0, -2.0, True)
+
+
+def test_actions_have_names_and_no_order() -> None:
+    first = Decision(0, "a", {"l": Terminal((1.0, -1.0)), "r": Terminal((0.0, 0.0))})
+    turned = Decision(0, "a", {"r": Terminal((0.0, 0.0)), "l": Terminal((3.0, -3.0))})
+    game = SequenceFormGame.from_tree(Chance([(0.5, first), (0.5, turned)]))
+    assert game.solve_lp().value == pytest.approx(-2.0)
+    other = Decision(0, "a", {"r": Terminal((0.0, 0.0)), "m": Terminal((3.0, -3.0))})
+    with pytest.raises(ValueError, match=r"^game: information set 'a'"):
+        SequenceFormGame.from_tree(Chance([(0.5, first), (0.5, other)]))
+
+
+def test_wrong_names_of_a_strategy_are_told(games: dict[str, SequenceFormGame]) -> None:
+    game = games["kuhn"]
+    for policy, text in (
+        ({"9": {"pass": 1.0}}, "no information set '9'"),
+        ({"0": {"pas": 1.0}}, "no action 'pas'"),
+        ({"0": {"pass": 3.0, "bet": 2.0}}, "sum 1"),
+        ({"0": {"pass": 2.0, "bet": -1.0}}, "sum 1"),
+    ):
+        with pytest.raises(ValueError, match=rf"^policy: .*{text}"):
+            game.strategy(0, policy)
+    assert game.strategy(0, {"0": {"bet": 1.0}})[1:3].tolist() == [0.0, 1.0]
+    for length in (5, 20):
+        with pytest.raises(ValueError, match=r"^behaviour: expected shape \(13,\)"):
+            game.policy(0, torch.ones(length))
+    for player in (2, -1):
+        with pytest.raises(ValueError, match=r"^player: expected 0 or 1"):
+            game.policy(player, torch.ones(13))
+
+
+def test_strategies_in_float32_are_understood(games: dict[str, SequenceFormGame]) -> None:
+    for game in games.values():
+        x, y = game.uniform()
+        assert float(game.nash_conv(x.float(), y.float())) == pytest.approx(
+            float(game.nash_conv(x, y)), rel=1e-6
+        )

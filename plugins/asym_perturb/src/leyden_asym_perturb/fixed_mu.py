@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+from leyden.arguments import check_at_least
 from torch import Tensor
 
 from leyden_asym_perturb.arguments import check_positive, check_side
-from leyden_asym_perturb.game import Game
+from leyden_asym_perturb.game import Game, default_step
 from leyden_asym_perturb.solver import ProcessResult, as_game, warn_of_step
 
 CHECK_EVERY = 10
@@ -32,7 +33,7 @@ def asymp_gda(
     Args:
         A: the cost to the row player, of shape ``(m, n)``, or a game.
         mu: the perturbation; 0 is plain gradient descent-ascent, which goes round in circles.
-        eta: the step size; None: 1 / (norm + mu).
+        eta: the step size; None: a share of the longest stable one.
         side: the perturbed player.
         x0: where x starts; None: uniform.
         y0: where y starts; None: uniform.
@@ -55,13 +56,14 @@ def asymp_gda(
     check_positive("mu", mu, zero=True)
     check_side(side)
     check_positive("tol", tol, zero=True)
+    check_at_least("max_iters", max_iters, 0)
     if perturbation not in ("gradient", "official"):
         raise ValueError(f"perturbation: expected 'gradient' or 'official', got {perturbation!r}")
     strength = torch.full_like(game.norm, mu)
     if eta is not None:
         check_positive("eta", eta)
         warn_of_step(eta, strength, game.norm)
-    step = 1 / (game.norm + strength) if eta is None else torch.full_like(strength, eta)
+    step = default_step(game.norm, strength) if eta is None else torch.full_like(strength, eta)
     x, y = game.start()
     x = (x if x0 is None else game.admit(0, x0)).unsqueeze(1)
     y = (y if y0 is None else game.admit(1, y0)).unsqueeze(1)

@@ -8,10 +8,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from leyden_asym_perturb.arguments import check_value
+
 POWER_STEPS = 50
 """Steps of the power iteration where a matrix is too large for its singular values."""
 
 POWER_SAFETY = 1.05
+
+STEP_SHARE = 0.8
+"""The default step as a share of the longest stable one."""
 
 
 class Game(nn.Module, ABC):
@@ -39,9 +44,7 @@ class Game(nn.Module, ABC):
 
     def __init__(self, value: float | None) -> None:
         super().__init__()
-        if value is not None and not -float("inf") < value < float("inf"):
-            raise ValueError(f"value: expected a finite number or None, got {value!r}")
-        self.value = value
+        self.value = check_value(value)
 
     @property
     def count(self) -> int:
@@ -174,6 +177,23 @@ class Game(nn.Module, ABC):
         """
         most = -self.least(1 - player, self.costs(1 - player, own)) + mu * self.square(player, own)
         return most - self.perturbed_least(player, self.costs(player, opponent), mu)
+
+
+def default_step(norm: Tensor, mu: Tensor) -> Tensor:
+    """The default step size, a share of the longest stable one (derived).
+
+    The bound eta² |A|² + 2 eta mu < 4 of Section 3.3 holds up to eta = 4 / (mu + √(mu² + 4 |A|²)). Where norm
+    and mu are 0 no step moves anything, and it is 1.
+
+    Args:
+        norm: of each game the norm.
+        mu: of each game the perturbation.
+
+    Returns:
+        A step size for each game.
+    """
+    slowness = mu + torch.hypot(mu, 2 * norm)
+    return torch.where(slowness > 0, STEP_SHARE * 4 / slowness, 1.0)
 
 
 def spectral_norm(matrix: Float[Tensor, "... m n"]) -> Float[Tensor, "*batch"]:

@@ -53,7 +53,7 @@ def solve_matrix_game_lp(A: Float[Tensor, "m n"]) -> MatrixGameSolution:
     >>> solve_matrix_game_lp(torch.tensor([[1.0, -1.0], [-1.0, 1.0]])).x
     tensor([0.5000, 0.5000], dtype=torch.float64)
     """
-    matrix = _matrix(A)
+    matrix, centre, scale = _scaled(_matrix(A))
     m, n = matrix.shape
     found = _solve(
         np.r_[np.zeros(m), 1.0],
@@ -64,7 +64,8 @@ def solve_matrix_game_lp(A: Float[Tensor, "m n"]) -> MatrixGameSolution:
         bounds=[(0, None)] * m + [(None, None)],
     )
     x, y = np.maximum(found.x[:m], 0), np.maximum(-found.ineqlin.marginals, 0)
-    return MatrixGameSolution(torch.from_numpy(x / x.sum()), torch.from_numpy(y / y.sum()), float(found.x[m]))
+    value = centre + scale * float(found.x[m])
+    return MatrixGameSolution(torch.from_numpy(x / x.sum()), torch.from_numpy(y / y.sum()), value)
 
 
 def invariance_threshold(A: Float[Tensor, "m n"], side: Literal["x", "y"] = "x", tol: float = 1e-9) -> float:
@@ -90,11 +91,9 @@ def invariance_threshold(A: Float[Tensor, "m n"], side: Literal["x", "y"] = "x",
     2.5
     """
     check_side(side)
-    matrix = _matrix(A) if side == "x" else -_matrix(A).T
-    scale = float(np.ptp(matrix)) / 2
-    if scale == 0:
+    matrix, _, scale = _scaled(_matrix(A) if side == "x" else -_matrix(A).T)
+    if not matrix.any():
         return math.inf
-    matrix = matrix / scale
     strategy, value = _least_norm(matrix, tol)
     costs = strategy @ matrix
     tight = costs >= value - math.sqrt(tol)
@@ -116,8 +115,8 @@ def least_norm_strategy(
         The strategy, float64.
     """
     check_side(side)
-    matrix = _matrix(A) if side == "x" else -_matrix(A).T
-    return torch.from_numpy(_least_norm(matrix / max(float(np.ptp(matrix)) / 2, 1e-300), tol)[0])
+    matrix, _, _ = _scaled(_matrix(A) if side == "x" else -_matrix(A).T)
+    return torch.from_numpy(_least_norm(matrix, tol)[0])
 
 
 def _largest_mu(columns: Array, strategy: Array, support: Array) -> float:
@@ -191,6 +190,8 @@ def solve_sequence_form(
         RuntimeError: if the solver fails.
     """
     left, right = constraints
+    scale = min(float(abs(payoff).max()), 1.0) or 1.0  # as of `_scaled`
+    payoff = payoff / scale
     m = payoff.shape[0]
     rows = right.shape[0]
     found = _solve(
@@ -201,7 +202,7 @@ def solve_sequence_form(
         b_eq=np.r_[1.0, np.zeros(left.shape[0] - 1)],
         bounds=[(0, None)] * m + [(None, None)] * rows,
     )
-    return np.maximum(found.x[:m], 0), np.maximum(-found.ineqlin.marginals, 0), float(found.x[m])
+    return np.maximum(found.x[:m], 0), np.maximum(-found.ineqlin.marginals, 0), scale * float(found.x[m])
 
 
 def _solve(cost: Array, **program: Any) -> Any:
@@ -209,6 +210,17 @@ def _solve(cost: Array, **program: Any) -> Any:
     if not found.success:
         raise RuntimeError(f"HiGHS did not solve the game: {found.message}")
     return found
+
+
+def _scaled(matrix: Array) -> tuple[Array, float, float]:
+    """A matrix between -1 and 1, and the centre and the scale that were taken out.
+
+    The tolerances of solvers are absolute: of payoffs smaller than 1e-7 they would see nothing.
+    """
+    low, high = float(matrix.min()), float(matrix.max())
+    centre, scale = low / 2 + high / 2, high / 2 - low / 2
+    scale = scale if scale > 0 else 1.0
+    return (matrix - centre) / scale, centre, scale
 
 
 def _matrix(A: object) -> Array:

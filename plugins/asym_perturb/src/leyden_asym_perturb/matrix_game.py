@@ -12,7 +12,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from leyden_asym_perturb.arguments import admitted, as_payoff, check_positive, check_side
+from leyden_asym_perturb.arguments import (
+    admitted,
+    as_payoff,
+    check_positive,
+    check_side,
+    tell_if_projected,
+)
 from leyden_asym_perturb.game import Game, spectral_norm
 from leyden_asym_perturb.linear_program import MatrixGameSolution, solve_matrix_game_lp
 from leyden_asym_perturb.simplex import project_simplex
@@ -53,7 +59,9 @@ class MatrixGame(Game):
     ) -> None:
         if row not in ("minimizes", "maximizes"):
             raise ValueError(f"row: expected 'minimizes' or 'maximizes', got {row!r}")
-        super().__init__(None if value is None else value if row == "minimizes" else -value)
+        super().__init__(value)
+        if self.value is not None and row == "maximizes":
+            self.value = -self.value
         matrix = as_payoff(payoff)
         matrix = matrix if row == "minimizes" else -matrix
         self._single = matrix.ndim == 2
@@ -65,9 +73,7 @@ class MatrixGame(Game):
             "columns": -stacked,
             "norm": tangent_norm(stacked),
             "spread": spread,
-            "radius": torch.tensor(
-                [math.sqrt(1 - 1 / size) for size in stacked.shape[1:]], dtype=torch.float64
-            ),
+            "radius": stacked.new_tensor([math.sqrt(1 - 1 / size) for size in stacked.shape[1:]]),
         }.items():
             self.register_buffer(name, tensor, persistent=False)
 
@@ -127,8 +133,11 @@ class MatrixGame(Game):
 
     def admit(self, player: int, strategy: Tensor) -> Tensor:
         """A start, projected onto the simplex."""
-        shape = (self.count, self.payoff.shape[1 + player])
-        return admitted(("x0", "y0")[player], strategy, shape).to(self.payoff)
+        name, shape = ("x0", "y0")[player], (self.count, self.payoff.shape[1 + player])
+        start = admitted(name, strategy, shape)
+        projected = project_simplex(start)
+        tell_if_projected(name, start, projected)
+        return projected.to(self.payoff)
 
     def costs(self, player: int, opponent: Float[Tensor, "... k"]) -> Float[Tensor, "... l"]:
         """A y for x, and -Aᵀ x for y."""
@@ -185,9 +194,13 @@ def nash_conv(
     Returns:
         NashConv, in the unit of A; twice what OpenSpiel calls exploitability.
 
+    Raises:
+        ValueError: if A is no matrix, or a strategy has another number of actions.
+
     >>> nash_conv(torch.eye(2), torch.tensor([0.5, 0.5]), torch.tensor([0.5, 0.5]))
     tensor(0.)
     """
+    A = _matching(A, x, y)
     return (x @ A).amax(-1) - (y @ A.mT).amin(-1)
 
 
@@ -211,13 +224,14 @@ def perturbed_gap(
         The gap, at least 0 but for rounding.
 
     Raises:
-        ValueError: if ``mu`` or ``side`` is wrong; the text names it.
+        ValueError: if an argument is wrong; the text names it.
 
     >>> perturbed_gap(torch.eye(2), 1.0, torch.tensor([0.5, 0.5]), torch.tensor([0.5, 0.5]))
     tensor(0.)
     """
     check_positive("mu", mu)
     check_side(side)
+    A = _matching(A, x, y)
     return _gap(A, mu, x, y) if side == "x" else _gap(-A.mT, mu, y, x)
 
 
@@ -235,6 +249,23 @@ def tangent_norm(payoff: Float[Tensor, "... m n"]) -> Float[Tensor, "*batch"]:
     """
     centred = payoff - payoff.mean(-1, keepdim=True)
     return spectral_norm(centred - centred.mean(-2, keepdim=True))
+
+
+def _matching(A: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """A in the numbers of the strategies, after a look at all shapes."""
+    if A.ndim != 2:
+        raise ValueError(
+            f"A: expected shape (m, n), got {tuple(A.shape)}; `MatrixGame` holds a batch of games"
+        )
+    for name, strategy, size in (("x", x, A.shape[0]), ("y", y, A.shape[1])):
+        if strategy.ndim == 0 or strategy.shape[-1] != size or not strategy.is_floating_point():
+            raise ValueError(
+                f"{name}: expected {size} probabilities in the last dimension, got {strategy.dtype} of shape "
+                f"{tuple(strategy.shape)}"
+            )
+    if x.dtype != y.dtype:
+        raise ValueError(f"y: expected {x.dtype}, as x, got {y.dtype}")
+    return A.to(x.dtype)
 
 
 def _gap(A: Tensor, mu: float, x: Tensor, y: Tensor) -> Tensor:

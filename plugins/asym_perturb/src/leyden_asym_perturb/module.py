@@ -33,7 +33,7 @@ class AsymPGameModule(LightningModule):
     Args:
         game: a `MatrixGame`, a `SequenceFormGame`, or a function of `leyden_asym_perturb.games`.
         mu: the perturbation; ``"auto"`` starts large and halves it, with a guarantee for matrices.
-        eta: the step size; ``"auto"`` is 1 / (norm + mu).
+        eta: the step size; ``"auto"`` is a share of the longest stable one.
         eps: the NashConv that ends the fit, above 0.
         inner_steps: iterations of a training step.
         mirrored: whether both processes run. Without the second there is no strategy of y and no NashConv:

@@ -22,7 +22,7 @@ class AsymPGDA(Optimizer):
     extension, for which the paper proves nothing.
 
     Where there are groups of both roles, ``step`` needs the closure, which it calls once before each half
-    step. A scheduler acts by ``lr``, which multiplies ``eta``. All but ``lr`` may be set by group.
+    step. A scheduler acts by ``lr``, which multiplies ``eta``. All of these may be set by group.
 
     Args:
         params: parameters or groups of them.
@@ -61,8 +61,6 @@ class AsymPGDA(Optimizer):
         role: Literal["min", "max"] = "min",
         geometry: Literal["free", "simplex"] = "free",
     ) -> None:
-        check_side(side)
-        check_side(side)
         defaults = {"lr": lr, "eta": eta, "mu": mu, "side": side, "role": role, "geometry": geometry}
         super().__init__(params, defaults)
 
@@ -72,6 +70,7 @@ class AsymPGDA(Optimizer):
         check_positive("eta", settings["eta"])
         check_positive("mu", settings["mu"], zero=True)
         check_positive("lr", settings["lr"], zero=True)
+        check_side(settings["side"])
         for name, known in (("role", ("min", "max")), ("geometry", ("free", "simplex"))):
             if settings[name] not in known:
                 raise ValueError(f"{name}: expected {' or '.join(map(repr, known))}, got {settings[name]!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Mapping
 from functools import cached_property
@@ -14,12 +15,13 @@ from scipy import sparse
 from torch import Tensor
 
 import leyden_asym_perturb.treeplex as tp
+from leyden_asym_perturb.arguments import admitted, tell_if_projected
 from leyden_asym_perturb.game import POWER_STEPS, Game
 from leyden_asym_perturb.game_trees import kuhn_tree
 from leyden_asym_perturb.linear_program import MatrixGameSolution, solve_sequence_form
 from leyden_asym_perturb.simplex import project_simplex
 from leyden_asym_perturb.tree import Child, SequenceForm, sequence_form
-from leyden_asym_perturb.treeplex import Treeplex
+from leyden_asym_perturb.treeplex import InfoSet, Treeplex
 
 DENSE = 50_000
 """Up to so many entries a payoff is multiplied as a dense matrix, which is faster there."""
@@ -58,6 +60,13 @@ class SequenceFormGame(Game):
             "radius": torch.tensor([tp.radius(tree) for tree in form.trees], dtype=torch.float64),
         }.items():
             self.register_buffer(name, tensor, persistent=False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SequenceFormGame:
+        """A copy; torch itself copies no sparse matrix in CSR form."""
+        memo |= {id(matrix): matrix.clone() for matrix in (self.rows, self.columns)}
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        twin.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return twin
 
     @classmethod
     def from_tree(cls, root: Child, value: float | None = None) -> SequenceFormGame:
@@ -137,15 +146,12 @@ class SequenceFormGame(Game):
     def admit(self, player: int, strategy: Tensor) -> Tensor:
         """A start, projected onto the simplex at every information set."""
         tree, name = self.trees[player], ("x0", "y0")[player]
-        start = torch.as_tensor(strategy, dtype=torch.float64)
-        if start.shape not in ((tree.num_sequences,), (1, tree.num_sequences)):
-            raise ValueError(f"{name}: expected shape {(tree.num_sequences,)}, got {tuple(start.shape)}")
-        if not bool(torch.isfinite(start).all()):
-            raise ValueError(f"{name}: expected finite numbers, got NaN or infinity")
+        start = admitted(name, strategy, (1, tree.num_sequences))
         projected = torch.ones_like(start)
         for target, part in zip(tree.views(projected), tree.views(start), strict=True):
             target.copy_(project_simplex(part))
-        return projected.reshape(1, -1).to(self.spread.device)
+        tell_if_projected(name, start[:, 1:], projected[:, 1:])
+        return projected.to(self.spread)
 
     def to_sequence(self, player: int, behaviour: Tensor) -> Tensor:
         """The realisation plan of a strategy of player 0 or 1."""
@@ -164,10 +170,18 @@ class SequenceFormGame(Game):
 
         Returns:
             A mapping from the information sets' labels.
+
+        Raises:
+            ValueError: if there is no such player, or its strategies are longer or shorter.
         """
+        tree = self._tree(player)
+        if behaviour.shape != (tree.num_sequences,):
+            raise ValueError(
+                f"behaviour: expected shape {(tree.num_sequences,)}, got {tuple(behaviour.shape)}"
+            )
         numbers = behaviour.tolist()
         named, place = {}, 1
-        for one in self.trees[player].info_sets:
+        for one in tree.info_sets:
             ends = place + len(one.actions)
             named[one.label] = dict(zip(one.actions, numbers[place:ends], strict=True))
             place = ends
@@ -178,21 +192,31 @@ class SequenceFormGame(Game):
 
         Args:
             player: 0 or 1.
-            policy: for information sets by label the probability of each action.
+            policy: for information sets by label the probability of each action, 0 where one is missing.
 
         Returns:
             The strategy, a vector.
+
+        Raises:
+            ValueError: if a name is unknown, or the numbers at a set are no probabilities of sum 1.
         """
-        behaviour = tp.uniform_behaviour(self.trees[player])
+        tree = self._tree(player)
+        unknown = policy.keys() - {one.label for one in tree.info_sets}
+        if unknown:
+            raise ValueError(f"policy: player {player} has no information set '{min(unknown)}'")
+        behaviour = tp.uniform_behaviour(tree)
         place = 1
-        for one in self.trees[player].info_sets:
+        for one in tree.info_sets:
             ends = place + len(one.actions)
-            if (chances := policy.get(one.label)) is not None:
-                behaviour[place:ends] = torch.tensor(
-                    [float(chances.get(action, 0.0)) for action in one.actions], dtype=torch.float64
-                )
+            if one.label in policy:
+                behaviour[place:ends] = torch.tensor(_chances(one, policy[one.label]), dtype=torch.float64)
             place = ends
         return behaviour
+
+    def _tree(self, player: int) -> Treeplex:
+        if player not in (0, 1):
+            raise ValueError(f"player: expected 0 or 1, got {player!r}")
+        return self.trees[player]
 
     @property
     def single(self) -> bool:
@@ -206,7 +230,7 @@ class SequenceFormGame(Game):
     def costs(self, player: int, opponent: Float[Tensor, "... k"]) -> Float[Tensor, "... l"]:
         """A y for x, and -Aᵀ x for y, x and y being the plans of the strategies."""
         matrix = (self.rows, self.columns)[player]
-        plan = tp.to_sequence(self.trees[1 - player], opponent)
+        plan = tp.to_sequence(self.trees[1 - player], opponent.to(matrix))
         flat = plan.reshape(-1, plan.shape[-1]).mT
         return (matrix @ flat).mT.reshape(*plan.shape[:-1], -1)
 
@@ -246,8 +270,21 @@ class SequenceFormGame(Game):
             A `leyden_asym_perturb.MatrixGameSolution` whose strategies are behavioural probabilities.
         """
         plans = solve_sequence_form(_scipy(self.A), self.constraints)
-        x, y = (torch.from_numpy(plan) for plan in plans[:2])
+        x, y = (torch.from_numpy(plan).to(self.spread) for plan in plans[:2])
         return MatrixGameSolution(self.to_behaviour(0, x), self.to_behaviour(1, y), plans[2])
+
+
+def _chances(one: InfoSet, policy: Mapping[str, float]) -> list[float]:
+    """The probabilities of a set's actions, as a user names them."""
+    unknown = policy.keys() - set(one.actions)
+    if unknown:
+        raise ValueError(f"policy: information set '{one.label}' has no action '{min(unknown)}'")
+    chances = [float(policy.get(action, 0.0)) for action in one.actions]
+    if not all(chance >= 0 for chance in chances) or abs(sum(chances) - 1) > 1e-6:
+        raise ValueError(
+            f"policy: expected probabilities of sum 1 at information set '{one.label}', got {chances}"
+        )
+    return chances
 
 
 def _stretch(rows: Tensor, columns: Tensor, trees: tuple[Treeplex, Treeplex]) -> Tensor:

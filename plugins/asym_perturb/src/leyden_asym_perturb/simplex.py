@@ -21,9 +21,16 @@ def project_simplex(v: Float[Tensor, "*batch"], dim: int = -1) -> Float[Tensor, 
     Returns:
         Points of the same shape: not negative, of sum 1. NaN where the point has a NaN.
 
+    Raises:
+        ValueError: if ``v`` holds other numbers or no coordinates.
+
     >>> project_simplex(torch.tensor([0.8, 0.6, -1.0]))
     tensor([0.6000, 0.4000, 0.0000])
     """
+    if not v.is_floating_point() or v.ndim == 0 or v.shape[dim] == 0:
+        raise ValueError(
+            f"v: expected coordinates in floating point, got {v.dtype} of shape {tuple(v.shape)}"
+        )
     size = v.shape[dim]
     if size == 2 and dim in (-1, v.ndim - 1):
         return _project_pair(v)

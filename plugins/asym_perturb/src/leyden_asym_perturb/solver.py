@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
+from leyden.arguments import check_at_least
 from torch import Tensor, nn
 
 from leyden_asym_perturb.arguments import check_positive
-from leyden_asym_perturb.game import Game
+from leyden_asym_perturb.game import Game, default_step
 
 
 @dataclass(frozen=True)
@@ -85,21 +87,30 @@ class ProcessResult:
     converged: bool
 
 
+class _Pair(NamedTuple):
+    """Strategies of both players, of every game, and when they were found."""
+
+    x: Tensor
+    y: Tensor
+    mu: Tensor
+    iteration: Tensor
+
+
 class Solver(nn.Module):
     """The state of a solution, and how to go on with it.
 
     Two processes run side by side, one that perturbs x and one that perturbs y; of each only the perturbed
     player's strategy is taken (Section 3.2). Every ``check_every`` iterations NashConv of the game itself is
-    computed. If it is not small enough although the duality gaps of the perturbed games are so small that
-    they cannot explain it, the perturbation is too large for certain and is halved. All state is buffers;
-    what is interrupted and loaded goes on with the same bits.
+    computed. If it is more than twice the sum of the duality gaps of the perturbed games, the perturbation is
+    larger than it need be, and is halved. All state is buffers; what is interrupted and loaded goes on with
+    the same bits.
 
     Args:
         game: one game, or several of one size.
         eps: the NashConv that ends the run, above 0.
         mu: a perturbation to keep; None: start with ``mu_init`` and halve.
         mu_init: the first perturbation; None: from the size of the payoffs.
-        eta: the step size; None: 1 / (norm + mu), which follows mu.
+        eta: the step size; None: a share of the longest stable one, which follows mu.
         check_every: iterations from one check to the next.
         max_halvings: how often mu is halved at most.
         warm_start: whether a round starts where the last one ended.
@@ -150,9 +161,14 @@ class Solver(nn.Module):
         for name, number in (("mu", mu), ("mu_init", mu_init), ("eta", eta)):
             if number is not None:
                 check_positive(name, number, zero=name == "mu")
-        for name, count, least in (("check_every", check_every, 1), ("max_halvings", max_halvings, 0)):
-            if isinstance(count, bool) or not isinstance(count, int) or count < least:
-                raise ValueError(f"{name}: expected a whole number of at least {least}, got {count!r}")
+        check_at_least("check_every", check_every, 1)
+        check_at_least("max_halvings", max_halvings, 0)
+        if mu is not None and mu_init is not None:
+            raise ValueError(
+                f"mu_init: expected None where mu is kept, got mu={mu!r} and mu_init={mu_init!r}"
+            )
+        if game.norm.dtype not in (torch.float64, torch.float32):
+            raise ValueError(f"game: expected its payoffs in float64 or float32, got {game.norm.dtype}")
         self.game = game
         self.eps = eps
         self.fixed = mu is not None
@@ -202,7 +218,9 @@ class Solver(nn.Module):
     @property
     def step_size(self) -> Tensor:
         """The step size of each game."""
-        return 1 / (self.game.norm + self.mu) if self.eta is None else torch.full_like(self.mu, self.eta)
+        if self.eta is None:
+            return default_step(self.game.norm, self.mu)
+        return torch.full_like(self.mu, self.eta)
 
     @torch.no_grad()
     def advance(self, iterations: int) -> bool:
@@ -237,30 +255,31 @@ class Solver(nn.Module):
         game = self.game
         if not self.mirrored:
             return self._one_sided()
-        lower, upper = game.guaranteed(self.best_y), game.worst_case(self.best_x)
-        found = game.nash_conv(self.best_x, self.best_y)
+        best = self._best()
+        lower, upper = game.guaranteed(best.y), game.worst_case(best.x)
+        found = game.nash_conv(best.x, best.y)
         converged = found <= self.eps
         if not game.single:
             return SolveResult(
-                x=self.best_x.clone(),
-                y=self.best_y.clone(),
+                x=best.x,
+                y=best.y,
                 nash_conv=found,
                 lower=lower,
                 upper=upper,
-                mu=self.best_mu.clone(),
-                iters=self.best_iteration.clone(),
+                mu=best.mu,
+                iters=best.iteration,
                 rounds=self.rounds.clone(),
                 converged=converged,
                 history=tuple(self.history),
             )
         return SolveResult(
-            x=self.best_x[0].clone(),
-            y=self.best_y[0].clone(),
+            x=best.x[0],
+            y=best.y[0],
             nash_conv=float(found),
             lower=float(lower),
             upper=float(upper),
-            mu=float(self.best_mu),
-            iters=int(self.best_iteration),
+            mu=float(best.mu),
+            iters=int(best.iteration),
             rounds=int(self.rounds),
             converged=bool(converged),
             history=tuple(self.history),
@@ -268,15 +287,38 @@ class Solver(nn.Module):
 
     def _one_sided(self) -> ProcessResult:
         place = 0 if self.game.single else slice(None)
+        best = self._best()
+        gap = self.game.perturbed_gap(0, best.x, best.y, self.mu)
         return ProcessResult(
-            strategy=self.best_x[place].clone(),
-            companion=self.best_y[place].clone(),
-            bound=self.game.worst_case(self.best_x)[place],
-            gap=self.gaps[place, 0].clone(),
+            strategy=best.x[place],
+            companion=best.y[place],
+            bound=self.game.worst_case(best.x)[place],
+            gap=gap[place],
             side="x",
             iters=int(self.iteration),
-            converged=self.finished,
+            converged=bool((_distance(gap, self.mu, self.game.radius[0]) <= self.eps).all()),
         )
+
+    def _best(self) -> _Pair:
+        """The best pair that was checked, or the present one if no check has seen it and it is better."""
+        best = _Pair(self.best_x, self.best_y, self.best_mu, self.best_iteration)
+        if int(self.iteration) % self.check_every == 0:
+            return _Pair(*(part.clone() for part in best))
+        now = _Pair(self.x[:, 0], self.y[:, -1], self.mu, self.iteration.expand_as(self.best_iteration))
+        better = (self._quality(now.x, now.y) < self.best) & ~self.done
+        better_of = better[:, None]
+        return _Pair(
+            torch.where(better_of, now.x, best.x),
+            torch.where(better_of, now.y, best.y),
+            torch.where(better, now.mu, best.mu),
+            torch.where(better, now.iteration, best.iteration),
+        )
+
+    def _quality(self, x: Tensor, y: Tensor) -> Tensor:
+        """NashConv of a pair; without the second process by how much x can be worse than the best for it."""
+        if self.mirrored:
+            return self.game.nash_conv(x, y)
+        return _distance(self.game.perturbed_gap(0, x, y, self.mu), self.mu, self.game.radius[0])
 
     def _iterate(self, steps: int) -> None:
         eta = self.step_size[:, None, None]
@@ -292,7 +334,7 @@ class Solver(nn.Module):
     def _check(self) -> None:
         """Compute the certificate, keep the best pair, and halve what is too large."""
         x, y = self.x[:, 0], self.y[:, -1]
-        found = self.game.nash_conv(x, y) if self.mirrored else self._distance()
+        found = self._quality(x, y)
         self.current.copy_(found)
         if not bool(torch.isfinite(found).all()):
             place = int((~torch.isfinite(found)).nonzero()[0])
@@ -322,17 +364,15 @@ class Solver(nn.Module):
             gap = self.game.perturbed_gap(player, own[:, player], opponent[:, player], self.mu)
             self.gaps[:, player] = gap
 
-    def _distance(self) -> Tensor:
-        """By how much x can be worse than the perturbed game's solution, from the gap of that game."""
-        self.measure_gaps()
-        return _explained(self.gaps[:, 0], self.mu, self.game.radius[0])
-
     def _halve(self, found: Tensor) -> None:
-        """End the round of every game whose NashConv its gaps do not explain."""
-        explained = _explained(self.gaps, self.mu[:, None], self.game.radius).sum(-1)
-        floor = 1e-14 * self.game.spread.clamp(min=1)
-        stalled = (self.gaps <= floor[:, None]).all(-1)
-        over = ((explained < found) | stalled) & ~self.done & (self.rounds < self.max_halvings)
+        """End the round of every game whose NashConv its gaps do not explain (derived).
+
+        Let alpha be the sharpness of g, and mu L at most alpha / 2, where L is the Lipschitz constant of the
+        perturbation's square. Then g(x) - v* ≤ 2 (f(x) - f*) for f = g + mu ψ, hence NashConv is at most
+        twice the sum of both gaps. Where it is more, mu is above alpha / (2 L).
+        """
+        explained = 2 * self.gaps.clamp(min=0).sum(-1)
+        over = (explained < found) & ~self.done & (self.rounds < self.max_halvings)
         if not bool(over.any()):
             return
         for place in over.nonzero()[:, 0].tolist():
@@ -367,7 +407,7 @@ def asymp_solve(
         game: a `MatrixGame`, a `SequenceFormGame`, or a payoff matrix of shape ``(m, n)``.
         eps: the NashConv that is good enough, in the unit of the payoffs.
         mu_init: the first perturbation; None: four times the spread of the payoffs for a matrix.
-        eta: the step size; None: 1 / (norm + mu).
+        eta: the step size; None: a share of the longest stable one, which follows mu.
         max_iters: iterations at most; each costs two half steps of each of the two processes.
         check_every: iterations from one certificate to the next.
         max_halvings: how often mu is halved at most.
@@ -388,8 +428,7 @@ def asymp_solve(
     >>> [round(p, 6) for p in solved.x.tolist()], solved.converged
     ([0.2, 0.6, 0.2], True)
     """
-    if isinstance(max_iters, bool) or not isinstance(max_iters, int) or max_iters < 0:
-        raise ValueError(f"max_iters: expected a whole number of at least 0, got {max_iters!r}")
+    check_at_least("max_iters", max_iters, 0)
     solver = Solver(
         as_game(game),
         eps=eps,
@@ -413,14 +452,14 @@ def asymp_solve(
     return found
 
 
-def _explained(gap: Tensor, mu: Tensor, radius: Tensor) -> Tensor:
+def _distance(gap: Tensor, mu: Tensor, radius: Tensor) -> Tensor:
     """By how much a strategy can be worse for its player than the solution of the perturbed game (derived).
 
     With f = g + mu ψ and its minimiser x^mu, the gap is at least f(x) - f(x^mu) and at least mu times the
     divergence of x and x^mu. So g(x) - g(x^mu) ≤ gap + mu (ψ(x^mu) - ψ(x)) ≤ gap + radius sqrt(2 mu gap).
     """
     gap = gap.clamp(min=0)
-    return gap + radius * (2 * mu * gap).sqrt()
+    return gap + radius * (2 * mu).sqrt() * gap.sqrt()  # two roots, whose product does not overflow
 
 
 def as_game(game: object) -> Game:
@@ -439,7 +478,7 @@ def as_game(game: object) -> Game:
 
     if isinstance(game, Game):
         return game
-    if isinstance(game, str | bytes) or game is None:
+    if isinstance(game, str | bytes | Mapping | Set) or game is None:
         raise ValueError(f"game: expected a game or a payoff matrix, got {game!r}")
     return MatrixGame(game)  # type: ignore[arg-type]
 

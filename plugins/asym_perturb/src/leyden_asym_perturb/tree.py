@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import numpy as np
 from scipy import sparse
 
+from leyden_asym_perturb.arguments import LARGEST
 from leyden_asym_perturb.treeplex import InfoSet, Treeplex
 
 
@@ -89,7 +91,7 @@ def sequence_form(root: Child) -> SequenceForm:
     stack: list[tuple[Child, float, int, int]] = [(root, 1.0, 0, 0)]
     while stack:
         child, probability, *reached = stack.pop()
-        node = child() if callable(child) else child
+        node = _node(child)
         if isinstance(node, Terminal):
             pair = (reached[0], reached[1])
             costs[pair] = costs.get(pair, 0.0) + probability * _cost(node)
@@ -102,9 +104,10 @@ def sequence_form(root: Child) -> SequenceForm:
             )
         else:
             if node.player not in (0, 1):
-                raise ValueError(f"game: expected two players, got a move of player {node.player}")
+                raise ValueError(f"game: expected two players, 0 and 1, got a move of player {node.player!r}")
             first = players[node.player].visit(node, reached[node.player])
-            followers = list(enumerate(node.actions.values(), start=first))
+            names = players[node.player].actions_of(node)
+            followers = [(first + place, node.actions[name]) for place, name in enumerate(names)]
             for sequence, after in reversed(followers):
                 after_both = (sequence, reached[1]) if node.player == 0 else (reached[0], sequence)
                 stack.append((after, probability, *after_both))
@@ -132,7 +135,7 @@ class _Player:
         if place is None:
             return self._add(node, parent, actions)
         known = self.sets[place]
-        if known.actions != actions:
+        if set(known.actions) != set(actions):
             raise ValueError(
                 f"game: information set '{node.info_set}' of player {node.player} has the actions "
                 f"{', '.join(known.actions)} at one node and {', '.join(actions)} at another"
@@ -143,6 +146,10 @@ class _Player:
                 f"'{node.info_set}' by two ways that it can tell apart"
             )
         return self.firsts[place]
+
+    def actions_of(self, node: Decision) -> tuple[str, ...]:
+        """The actions of a node that was visited, in the order of the first node of its information set."""
+        return self.sets[self.places[node.info_set]].actions
 
     def _add(self, node: Decision, parent: int, actions: tuple[str, ...]) -> int:
         if not actions:
@@ -185,13 +192,23 @@ def _payoff(
     return sparse.csr_matrix((values, (rows, columns)), shape=(len(numbering[0]), len(numbering[1])))
 
 
+def _node(child: object) -> Node:
+    """A node, made if it is a function that makes it."""
+    node = child() if callable(child) else child
+    if not isinstance(node, Node):
+        raise ValueError(f"game: expected a Decision, a Chance or a Terminal, got {node!r}")
+    return node
+
+
 def _cost(node: Terminal) -> float:
     """The cost to player 0 of an end."""
+    if not isinstance(node.gains, Sequence) or not all(isinstance(gain, Real) for gain in node.gains):
+        raise ValueError(f"game: expected the gains of two players, got {node.gains!r}")
     if len(node.gains) != 2:
         raise ValueError(f"game: expected two players, got gains of {len(node.gains)}")
-    if not all(map(math.isfinite, node.gains)):
-        raise ValueError(f"game: gains must be finite, got {node.gains}")
-    if abs(sum(node.gains)) > 1e-9:
+    if not all(abs(gain) <= LARGEST for gain in node.gains):
+        raise ValueError(f"game: gains must be finite and at most {LARGEST:g} in size, got {node.gains}")
+    if abs(sum(node.gains)) > 1e-9 * max(1.0, abs(node.gains[0])):
         raise ValueError(f"game: expected a zero-sum game, got gains {node.gains} at an end")
     return -node.gains[0]
 

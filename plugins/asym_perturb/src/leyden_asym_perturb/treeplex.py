@@ -85,9 +85,11 @@ class Treeplex(nn.Module):
         parts = vector.split_with_sizes(self._sizes, -1)[1:]
         return [part.view(leading + shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
-    def joined(self, parts: Sequence[Tensor]) -> Float[Tensor, "... sequences"]:
-        """The vector whose parts are given, with 1 for the empty sequence."""
-        first = parts[0].new_ones((*parts[0].shape[:-2], 1))
+    def joined(
+        self, parts: Sequence[Tensor], like: Float[Tensor, "... sequences"]
+    ) -> Float[Tensor, "... sequences"]:
+        """The vector whose parts are given, with 1 for the empty sequence, shaped as another one."""
+        first = torch.ones_like(like[..., :1])
         return torch.cat([first, *(part.flatten(-2) for part in parts)], -1)
 
     def leading(self) -> list[Tensor]:
@@ -261,7 +263,7 @@ def dilated_step(
             slope += pull
         total.index_add_(-1, parents, torch.addcmul(offset, chosen, slope).sum(-1))
         new.append(chosen)
-    return tree.joined(new[::-1])
+    return tree.joined(new[::-1], total)
 
 
 def entropic_step(
