@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from leyden_lk_losses.acceptance import acceptance_rate, log_acceptance
+    from leyden_lk_losses.data import OnPolicyDataModule
     from leyden_lk_losses.decoder import GenerationResult, SpeculativeDecoder
     from leyden_lk_losses.distributions import StoredDistributions, TargetBatch, store_distributions
     from leyden_lk_losses.drafts import MedusaHeads, MLPSpeculator, TinyDraftGPT
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from leyden_lk_losses.loss import LKLoss, LKOutput
     from leyden_lk_losses.metric import AcceptanceMetric
     from leyden_lk_losses.models import wrap
+    from leyden_lk_losses.module import DraftTrainingModule
     from leyden_lk_losses.outcomes import bucketed, with_rest
+    from leyden_lk_losses.targets import tiny_target
 
 _HOMES = {
     "leyden_lk_losses.acceptance": ("acceptance_rate", "log_acceptance"),
@@ -25,10 +28,13 @@ _HOMES = {
     "leyden_lk_losses.kernel": ("Divergences", "row_divergences"),
     "leyden_lk_losses.loss": ("LKLoss", "LKOutput"),
     "leyden_lk_losses.metric": ("AcceptanceMetric",),
+    "leyden_lk_losses.data": ("OnPolicyDataModule",),
     "leyden_lk_losses.decoder": ("GenerationResult", "SpeculativeDecoder"),
     "leyden_lk_losses.distributions": ("StoredDistributions", "TargetBatch", "store_distributions"),
     "leyden_lk_losses.drafts": ("MLPSpeculator", "MedusaHeads", "TinyDraftGPT"),
     "leyden_lk_losses.models": ("wrap",),
+    "leyden_lk_losses.module": ("DraftTrainingModule",),
+    "leyden_lk_losses.targets": ("tiny_target",),
     "leyden_lk_losses.outcomes": ("bucketed", "with_rest"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -44,12 +50,15 @@ __all__ = [  # noqa: RUF022 - the paper's methods come first
     "expected_tokens",
     "expected_tokens_by_depth",
     "speedup",
+    "DraftTrainingModule",
+    "OnPolicyDataModule",
     "SpeculativeDecoder",
     "GenerationResult",
     "MedusaHeads",
     "MLPSpeculator",
     "TinyDraftGPT",
     "wrap",
+    "tiny_target",
     "store_distributions",
     "StoredDistributions",
     "TargetBatch",

@@ -49,6 +49,49 @@ def leyden_components() -> Iterable[Component]:
                 "differences cannot know; the plugin's tests check it with both held fixed",
             },
             search={"eta": Range(0.3, 30)},
+            swap="leyden_lk_losses.module.with_loss",
+        ),
+        Component(
+            kind="module",
+            path="leyden_lk_losses.DraftTrainingModule",
+            summary="Trains a draft for a frozen target, with any of the losses.",
+            supports=("ddp",),
+            example="leyden_lk_losses.trial.module",
+            trial="leyden_lk_losses.trial.texts",
+            exempt={
+                "accumulation": "lambda is that of a micro-batch, as documented; the plugin's tests check "
+                "accumulation with a loss whose tokens do not share one",
+            },
+        ),
+        Component(
+            kind="datamodule",
+            path="leyden_lk_losses.OnPolicyDataModule",
+            summary="Text that the target itself continued from prompts, sampled once and kept.",
+            example="leyden_lk_losses.trial.datamodule",
+        ),
+        Component(
+            kind="layer",
+            path="leyden_lk_losses.MedusaHeads",
+            summary="A draft of independent heads on the target's last hidden state.",
+            supports=("ddp", "bf16", "compile"),
+            example="leyden_lk_losses.trial.heads",
+            trial="leyden_lk_losses.trial.states",
+        ),
+        Component(
+            kind="layer",
+            path="leyden_lk_losses.MLPSpeculator",
+            summary="A recurrent draft on the target's last hidden state and the tokens since.",
+            supports=("ddp", "bf16", "compile"),
+            example="leyden_lk_losses.trial.recurrent",
+            trial="leyden_lk_losses.trial.states",
+        ),
+        Component(
+            kind="layer",
+            path="leyden_lk_losses.TinyDraftGPT",
+            summary="A small transformer with a cache: a draft that reads tokens alone, or a tiny target.",
+            supports=("ddp", "bf16", "compile"),
+            example="leyden_lk_losses.trial.transformer",
+            trial="leyden_lk_losses.trial.tokens",
         ),
         Component(
             kind="metric",
@@ -92,6 +135,16 @@ def leyden_components() -> Iterable[Component]:
             kind="function",
             path="leyden_lk_losses.store_distributions",
             summary="A frozen target's distributions or hidden states, computed once and kept on disk.",
+        ),
+        Component(
+            kind="function",
+            path="leyden_lk_losses.tiny_target",
+            summary="A small language model, trained once on a text that ships, for trying drafts.",
+        ),
+        Component(
+            kind="function",
+            path="leyden_lk_losses.wrap",
+            summary="A model as the decoder and the training see it, with its cache.",
         ),
         Component(
             kind="function",
