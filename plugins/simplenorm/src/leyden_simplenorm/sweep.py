@@ -143,13 +143,14 @@ def largest_spike(losses: Sequence[float]) -> float:
     return spike
 
 
-class _Losses(Callback):
+class TrainingLosses(Callback):
     """Keeps the training losses."""
 
     def __init__(self) -> None:
         self._losses: list[Tensor] = []
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        """Keep the loss, without waiting for it."""
         self._losses.append(loss.detach() * trainer.accumulate_grad_batches)
 
     def numbers(self) -> list[float]:
@@ -177,7 +178,7 @@ def _train(
 ) -> Tolerance:
     lightning.seed_everything(seed, verbose=False)
     module = module_factory(lr)
-    record = _Losses()
+    record = TrainingLosses()
     given = dict(arguments)
     callbacks = [record, *given.pop("callbacks", [])]
     settings = {**_QUIET, "max_steps": steps, "gradient_clip_val": 1.0, "limit_val_batches": 0, **given}
