@@ -7,6 +7,7 @@ renormalised on the others where it is the one whose logarithm would be infinite
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -68,7 +69,8 @@ def jensen_shannon(
     """
     target, draft = _prepared(target_logits, draft_logits, draft_vocab, temperature, valid)
     log_p, log_q = target.log_softmax(-1), draft.log_softmax(-1)
-    log_m = torch.logaddexp(log_p, log_q) - torch.log(log_p.new_tensor(2.0))
+    neither = (log_p == -torch.inf) & (log_q == -torch.inf)  # there logaddexp has no gradient
+    log_m = torch.logaddexp(*(torch.where(neither, 0.0, one) for one in (log_p, log_q))) - math.log(2)
     return (_mean_log_ratio(log_p, log_m) + _mean_log_ratio(log_q, log_m)) / 2
 
 

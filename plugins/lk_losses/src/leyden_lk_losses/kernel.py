@@ -13,7 +13,7 @@ as many as stay in a processor's cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,8 +26,8 @@ _CACHED = 2**17
 _ON_DEVICE = 2**26
 """Numbers of a block on an accelerator, where fewer and larger steps are better."""
 
-_FAINT = 1e-30
-"""Below this an acceptance rate is computed in logarithms: float32 ends at 1e-38."""
+_FAINT = -70.0
+"""Below this the log of an acceptance rate comes from logarithms alone: exp ends at -87 in float32."""
 
 
 class Divergences(NamedTuple):
@@ -97,6 +97,11 @@ class _Pair(NamedTuple):
         """What is computed in."""
         return torch.promote_types(torch.promote_types(self.target.dtype, self.draft.dtype), torch.float32)
 
+    @property
+    def width(self) -> int:
+        """Tokens of the larger vocabulary."""
+        return max(self.target.shape[-1], self.draft.shape[-1], 1)
+
     def part(self, rows: slice | Tensor) -> _Pair:
         """Some of the rows, one after the other."""
         valid = None if self.valid is None else self.valid.reshape(-1)[rows]
@@ -114,6 +119,20 @@ class _Sums(NamedTuple):
     draft: Tensor
 
 
+class _Known(NamedTuple):
+    """What the backward pass knows of each row, all (rows, 1); the last two are derivatives of the loss."""
+
+    sums: _Sums
+    log_alpha: Tensor
+    of_kl: Tensor | None
+    of_log_alpha: Tensor | None
+
+    def part(self, rows: slice | Tensor) -> _Known:
+        """Some of the rows."""
+        of_kl, of_log_alpha = (None if one is None else one[rows] for one in self[2:])
+        return _Known(_Sums(*(one[rows] for one in self.sums)), self.log_alpha[rows], of_kl, of_log_alpha)
+
+
 class _Rows(torch.autograd.Function):
     """`row_divergences` for autograd."""
 
@@ -128,49 +147,74 @@ class _Rows(torch.autograd.Function):
         valid: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        pair = _Pair(target, draft, draft_vocab, temperature, valid)
+        pair, blocks, careful = _Pair(target, draft, draft_vocab, temperature, valid), None, None
         if torch.compiler.is_compiling():
             sums, found = _careful_statistics(pair)
         else:
-            sums, found, ctx.quick = _statistics_in_blocks(pair, chunk_size)
-        ctx.temperature, ctx.chunk_size = temperature, chunk_size
-        ctx.save_for_backward(target, draft, draft_vocab, valid, *sums, found.log_alpha.unsqueeze(-1))
+            blocks = _Blocks.of(pair, chunk_size)
+            if draft.is_cpu:
+                sums, found, careful = _quick_statistics(pair, blocks)
+            else:
+                sums, found = _careful_statistics_in_blocks(pair, blocks)
+        ctx.temperature, ctx.blocks = temperature, blocks
+        log_alpha = found.log_alpha.unsqueeze(-1)
+        ctx.save_for_backward(target, draft, draft_vocab, valid, careful, *sums, log_alpha)
         return found.kl.view(draft.shape[:-1]), found.log_alpha.view(draft.shape[:-1])
 
     @staticmethod
     def backward(ctx: Any, of_kl: Tensor | None, of_log_alpha: Tensor | None) -> Any:
-        target, draft, draft_vocab, valid, *sums, log_alpha = ctx.saved_tensors
+        target, draft, draft_vocab, valid, careful, *sums, log_alpha = ctx.saved_tensors
         pair = _Pair(target, draft, draft_vocab, ctx.temperature, valid)
-        known = _Known(_Sums(*sums), log_alpha, _column(of_kl), _column(of_log_alpha))
         if torch.compiler.is_compiling():
-            gradient = _careful_gradient(pair, known).to(draft.dtype)
-        elif torch.is_grad_enabled():
+            owed = (None if one is None else one.unsqueeze(-1) for one in (of_kl, of_log_alpha))
+            gradient = _careful_gradient(pair, _Known(_Sums(*sums), log_alpha, *owed)).to(draft.dtype)
+            return gradient, None, None, None, None, None
+        if torch.is_grad_enabled():
             raise RuntimeError(
-                "the losses have first derivatives only, and create_graph=True asks for second ones"
+                "these losses have first derivatives only; create_graph=True asks for second ones"
             )
+        owed = (None if one is None else one.reshape(-1, 1) for one in (of_kl, of_log_alpha))
+        known = _Known(_Sums(*sums), log_alpha, *owed)
+        gradient = (
+            draft.new_empty(draft.shape) if ctx.blocks.counted is None else draft.new_zeros(draft.shape)
+        )
+        rows = gradient.view(-1, gradient.shape[-1])
+        if careful is None:
+            _write_careful_gradient(rows, pair, known, ctx.blocks.rows)
         else:
-            gradient = _gradient_in_blocks(pair, known, ctx.chunk_size, ctx.quick)
+            _write_quick_gradient(rows, pair, known, ctx.blocks)
+            _write_careful_gradient(rows, pair, known, ctx.blocks.small(careful))
         return gradient, None, None, None, None, None
 
 
-class _Known(NamedTuple):
-    """What the backward pass knows of each row, all (rows, 1); the last two are derivatives of the loss."""
+class _Blocks(NamedTuple):
+    """Which rows are processed together, at most ``size`` of them.
 
-    sums: _Sums
-    log_alpha: Tensor
-    of_kl: Tensor | None
-    of_log_alpha: Tensor | None
+    ``counted`` holds the numbers of the rows that count, None for all. On an accelerator all are processed:
+    which ones count could not be known without waiting for it.
+    """
 
-    def part(self, rows: slice | Tensor) -> _Known:
-        """Some of the rows, one after the other."""
-        of_kl, of_log_alpha = (
-            None if one is None else one.reshape(-1, 1)[rows] for one in (self.of_kl, self.of_log_alpha)
-        )
-        return _Known(_Sums(*(one[rows] for one in self.sums)), self.log_alpha[rows], of_kl, of_log_alpha)
+    size: int
+    counted: Tensor | None
+    rows: Sequence[slice | Tensor]
 
+    @classmethod
+    def of(cls, pair: _Pair, chunk_size: int | None) -> _Blocks:
+        """The blocks of some rows."""
+        on_processor, number = pair.draft.is_cpu, pair.draft.shape[:-1].numel()
+        if chunk_size is None:
+            room = _CACHED * torch.get_num_threads() if on_processor else _ON_DEVICE
+            chunk_size = room // pair.width
+        size = max(min(chunk_size, number), 1)
+        if on_processor and pair.valid is not None and not bool(pair.valid.all()):
+            size = max(size * 3 // 5, 1)  # picking rows out of both models takes two blocks beside the three
+            counted = pair.valid.reshape(-1).nonzero().squeeze(-1)
+            return cls(size, counted, torch.split(counted, size))
+        return cls(size, None, [slice(start, min(start + size, number)) for start in range(0, number, size)])
 
-def _column(values: Tensor | None) -> Tensor | None:
-    return None if values is None else values.unsqueeze(-1)
+    def small(self, rows: Tensor) -> Sequence[Tensor]:
+        """Some rows in blocks for the careful way, which takes four times the memory."""
+        return torch.split(rows, max(self.size // 4, 1)) if len(rows) else ()
 
 
 def _taken(logits: Tensor, rows: slice | Tensor) -> Tensor:
@@ -185,73 +229,124 @@ def _taken(logits: Tensor, rows: slice | Tensor) -> Tensor:
         return logits[torch.unravel_index(rows, logits.shape[:-1])]
 
 
-def _blocks(pair: _Pair, chunk_size: int | None) -> Iterator[slice | Tensor]:
-    """Which rows are processed together; on a processor only those that count."""
-    on_processor = pair.draft.device.type == "cpu"
-    size = chunk_size or _rows_of_a_block(pair.draft, on_processor)
-    rows = pair.draft.shape[:-1].numel()
-    if on_processor and pair.valid is not None and not bool(pair.valid.all()):
-        yield from torch.split(pair.valid.reshape(-1).nonzero().squeeze(-1), size)
-        return
-    for start in range(0, rows, size):
-        yield slice(start, min(start + size, rows))
+def _quick_statistics(pair: _Pair, blocks: _Blocks) -> tuple[_Sums, Divergences, Tensor]:
+    """Both numbers of each row by sums of probabilities, in three blocks of memory that stay in the cache.
 
-
-def _rows_of_a_block(logits: Tensor, on_processor: bool) -> int:
-    numbers = _CACHED * torch.get_num_threads() if on_processor else _ON_DEVICE
-    return max(numbers // max(logits.shape[-1], 1), 1)
-
-
-def _statistics_in_blocks(pair: _Pair, chunk_size: int | None) -> tuple[_Sums, Divergences, list[bool]]:
-    """Both numbers of every row, what the gradient needs, and for which blocks the quick way served."""
-    rows = pair.draft.shape[:-1].numel()
-    made = pair.draft.new_zeros((5, rows), dtype=pair.dtype)
-    sums, found = _Sums(*made[:3].unsqueeze(-1)), Divergences(*made[3:])
-    scratch, quick = _scratch(pair, chunk_size), []
-    for block in _blocks(pair, chunk_size):
-        part = pair.part(block)
-        answer = _quick_statistics(part, scratch[:, : len(part.draft)]) if part.draft.is_cpu else None
-        quick.append(answer is not None)
-        part_sums, part_found = answer or _careful_statistics(part)
-        if not quick[-1] and part.draft.is_cpu and not bool(part_found.kl.isfinite().all()):
-            raise ValueError(_what_is_wrong(pair, block, part_found.kl))
-        for whole, value in zip((*sums, *found), (*part_sums, *part_found), strict=True):
-            whole[block] = value
-    return sums, found, quick
-
-
-def _scratch(pair: _Pair, chunk_size: int | None) -> Tensor:
-    """Room for three blocks on a processor, where memory that was just used is the fastest."""
-    on_processor, width = pair.draft.is_cpu, pair.draft.shape[-1]
-    size = chunk_size or _rows_of_a_block(pair.draft, on_processor)
-    size = min(size, pair.draft.shape[:-1].numel())
-    return pair.draft.new_empty((3, size if on_processor else 0, width), dtype=pair.dtype)
-
-
-def _quick_statistics(pair: _Pair, scratch: Tensor) -> tuple[_Sums, Divergences] | None:
-    """Both numbers of each row by sums of probabilities, in three blocks of memory; None where that fails.
-
-    It fails where a logit is not finite and where α nears the end of float32.
+    Returns:
+        What the gradient needs, both numbers, and the rows for which the careful way was taken: where a logit
+        is not finite, and where α nears the end of float32.
     """
-    ratio, q, p = scratch.unbind()
-    top_p = _shifted(_on_draft_vocab(pair), None, pair.temperature, ratio)
+    rows = pair.draft.shape[:-1].numel()
+    scratch = _scratch(pair, blocks)
+    found = [_quick_sums(pair.part(block), scratch) for block in blocks.rows]
+    made = pair.draft.new_zeros((5, rows, 1), dtype=pair.dtype)
+    if found:
+        top_p, sum_p, outside, cross, top_q, sum_q, common = (
+            torch.cat(column) for column in zip(*found, strict=True)
+        )
+        log_p, log_q = sum_p.log(), sum_q.log()
+        shared = top_p + log_p
+        kl = cross / sum_p - log_p + log_q
+        log_alpha = (common / sum_q).log().clamp_(max=0)
+        values = torch.stack([shared + outside, shared, top_q + log_q, kl, log_alpha])
+        made = values if blocks.counted is None else made.index_copy_(1, blocks.counted, values)
+    *sums, kl, log_alpha = made
+    right = kl.isfinite() & (log_alpha > _FAINT)
+    careful = (~right).squeeze(-1).nonzero().squeeze(-1)
+    for few in blocks.small(careful):
+        answer, exact = _careful_statistics(pair.part(few))
+        if not bool(exact.kl.isfinite().all()):
+            raise ValueError(_what_is_wrong(pair, few, exact.kl))
+        made[:, few] = torch.stack([*answer, *(one.unsqueeze(-1) for one in exact)])
+    return _Sums(*sums), Divergences(kl.squeeze(-1), log_alpha.squeeze(-1)), careful
+
+
+def _quick_sums(pair: _Pair, scratch: Tensor) -> tuple[Tensor, ...]:
+    """Sums over a block's tokens, each (rows, 1), of what is made of exponentials.
+
+    Returns:
+        The target's largest logit and its sum of exponentials, the logarithm of how many times that is in its
+        whole vocabulary, Σ e_p log(e_p / e_q), the draft's largest and its sum, and that times Σ min(p, q).
+    """
+    ratio, q, p = _room(scratch, pair.draft)
+    if pair.draft_vocab is not None:
+        everything, *_ = _room(scratch, pair.target)
+        whole = _shifted(pair.target, None, pair.temperature, everything)
+        whole = whole + everything.exp_().sum(-1, keepdim=True).log()
+    top_p = _shifted(_on_draft_vocab(pair, ratio), None, pair.temperature, ratio)
     top_q = _shifted(pair.draft, None, pair.temperature, q)
     torch.exp(ratio, out=p)
     ratio.sub_(q)
     q.exp_()
     sum_p, sum_q = p.sum(-1, keepdim=True), q.sum(-1, keepdim=True)
-    log_p, log_q = sum_p.log(), sum_q.log()
-    kl = ratio.mul_(p).sum(-1, keepdim=True) / sum_p - log_p + log_q
-    whole = shared = top_p + log_p
-    factor = sum_q / sum_p
+    cross = ratio.mul_(p).sum(-1, keepdim=True)
+    factor, outside = sum_q / sum_p, torch.zeros_like(sum_p)
     if pair.draft_vocab is not None:
-        whole = (pair.target.to(pair.dtype) / pair.temperature).logsumexp(-1, keepdim=True)
-        factor = factor * (shared - whole).exp()
-    alpha = torch.minimum(p.mul_(factor), q, out=ratio).sum(-1, keepdim=True) / sum_q
-    if not bool((kl.isfinite() & (alpha > _FAINT)).all()):
-        return None
-    log_alpha = alpha.log().clamp_(max=0)
-    return _Sums(whole, shared, top_q + log_q), Divergences(kl.squeeze(-1), log_alpha.squeeze(-1))
+        outside = whole - top_p - sum_p.log()
+        factor.mul_((-outside).exp())
+    common = torch.minimum(p.mul_(factor), q, out=ratio).sum(-1, keepdim=True)
+    return top_p, sum_p, outside, cross, top_q, sum_q, common
+
+
+def _write_quick_gradient(gradient: Tensor, pair: _Pair, known: _Known, blocks: _Blocks) -> None:
+    """Write the gradient in the rows that count, as `_quick_statistics` made their numbers."""
+    scratch = _scratch(pair, blocks)
+    of_kl = None if known.of_kl is None else known.of_kl / pair.temperature
+    half = None
+    if known.of_log_alpha is not None:
+        half = known.of_log_alpha * (-known.log_alpha).exp() / (2 * pair.temperature)
+    weights = known._replace(of_kl=of_kl, of_log_alpha=half)
+    for block in blocks.rows:
+        out = gradient[block] if isinstance(block, slice) and gradient.dtype == scratch.dtype else None
+        found = _quick_gradient(pair.part(block), weights.part(block), scratch, out)
+        if out is None:
+            gradient[block] = found if isinstance(block, slice) else found.to(gradient.dtype)
+
+
+def _quick_gradient(pair: _Pair, known: _Known, scratch: Tensor, out: Tensor | None = None) -> Tensor:
+    """The gradient of a block, in ``out`` or in the scratch.
+
+    With u = 1 + sign(p - q), which is 2 c, and h = (derivative in log α) / 2 α, which ``of_log_alpha`` holds
+    here, log α contributes h (u q - E_q[u] q).
+    """
+    p, q, u = _room(scratch, pair.draft)
+    out = q if out is None else out
+    of_kl, half = known.of_kl, known.of_log_alpha
+    _shifted(pair.draft, known.sums.draft, pair.temperature, q)
+    _shifted(_on_draft_vocab(pair, p), known.sums.shared, pair.temperature, p)
+    q.exp_()
+    p.exp_()
+    if half is None:
+        return torch.mul(q.sub_(p), 0 if of_kl is None else of_kl, out=out)
+    if pair.draft_vocab is None:
+        torch.sub(p, q, out=u)
+    else:
+        torch.mul(p, (known.sums.shared - known.sums.target).exp(), out=u).sub_(q)
+    u.sign_().add_(1).mul_(q)
+    weight = -half * u.sum(-1, keepdim=True)
+    if of_kl is None:
+        return torch.addcmul(q.mul_(weight), u, half, out=out)
+    q.mul_(weight.add_(of_kl)).addcmul_(u, half)
+    return torch.addcmul(q, p, -of_kl, out=out)
+
+
+def _scratch(pair: _Pair, blocks: _Blocks) -> Tensor:
+    """Memory for three blocks."""
+    return pair.draft.new_empty((3, blocks.size * pair.width), dtype=pair.dtype)
+
+
+def _room(scratch: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Three tensors of the shape of a block's logits."""
+    first, second, third = (one[: logits.numel()].view(logits.shape) for one in scratch)
+    return first, second, third
+
+
+def _careful_statistics_in_blocks(pair: _Pair, blocks: _Blocks) -> tuple[_Sums, Divergences]:
+    """What `_careful_statistics` gives, a block at a time."""
+    parts = [_careful_statistics(pair.part(block)) for block in blocks.rows]
+    sums = _Sums(*(torch.cat(column) for column in zip(*(part[0] for part in parts), strict=True)))
+    found = Divergences(*(torch.cat(column) for column in zip(*(part[1] for part in parts), strict=True)))
+    return sums, found
 
 
 def _careful_statistics(pair: _Pair) -> tuple[_Sums, Divergences]:
@@ -265,51 +360,12 @@ def _careful_statistics(pair: _Pair) -> tuple[_Sums, Divergences]:
     return sums, Divergences(kl, log_alpha)
 
 
-def _gradient_in_blocks(pair: _Pair, known: _Known, chunk_size: int | None, quick: list[bool]) -> Tensor:
-    """The gradient in the draft's logits, in their type."""
-    gradient = pair.draft.new_empty(pair.draft.shape)
-    if pair.valid is not None:
-        gradient.zero_()
-    rows = gradient.view(-1, gradient.shape[-1])
-    scratch = _scratch(pair, chunk_size)
-    for block, is_quick in zip(_blocks(pair, chunk_size), quick, strict=True):
-        part, part_known = pair.part(block), known.part(block)
-        if is_quick:
-            rows[block] = _quick_gradient(part, part_known, scratch[:, : len(part.draft)])
-        else:
-            rows[block] = _careful_gradient(part, part_known).to(gradient.dtype)
-    return gradient
-
-
-def _quick_gradient(pair: _Pair, known: _Known, scratch: Tensor) -> Tensor:
-    """The gradient where `_quick_statistics` sufficed, in three blocks of memory, one of which it returns.
-
-    With u = 1 + sign(p - q), which is 2 c, and h = (what is owed to log α) / 2 α, what log α contributes is
-    q (h u - h E_q[u]).
-    """
-    p, q, u = scratch.unbind()
-    scale = 1 / pair.temperature
-    _shifted(pair.draft, known.sums.draft, pair.temperature, q)
-    q.exp_()
-    if known.of_kl is not None or known.of_log_alpha is not None:
-        _shifted(_on_draft_vocab(pair), known.sums.shared, pair.temperature, p)
-        p.exp_()
-    of_kl = None if known.of_kl is None else known.of_kl * scale
-    if known.of_log_alpha is None:
-        return torch.zeros_like(q) if of_kl is None else q.sub_(p).mul_(of_kl)
-    half = known.of_log_alpha * (scale / 2) * (-known.log_alpha).exp()
-    if pair.draft_vocab is None:
-        torch.sub(p, q, out=u)
-    else:
-        torch.mul(p, (known.sums.shared - known.sums.target).exp(), out=u).sub_(q)
-    u.sign_().add_(1)
-    with torch.autocast("cpu", enabled=False):
-        constant = -half * torch.linalg.vecdot(q, u).unsqueeze(-1)
-    if of_kl is None:
-        q.mul_(u.mul_(half).add_(constant))
-    else:
-        q.mul_(u.mul_(half).add_(constant + of_kl)).addcmul_(p, -of_kl)
-    return q
+def _write_careful_gradient(
+    gradient: Tensor, pair: _Pair, known: _Known, blocks: Iterable[slice | Tensor]
+) -> None:
+    """Write the gradient of blocks of rows, as `_careful_statistics` made their numbers."""
+    for block in blocks:
+        gradient[block] = _careful_gradient(pair.part(block), known.part(block)).to(gradient.dtype)
 
 
 def _careful_gradient(pair: _Pair, known: _Known) -> Tensor:
@@ -334,16 +390,20 @@ def _shifted(logits: Tensor, by: Tensor | None, temperature: float, out: Tensor)
     """Write logits over the temperature less a number a row, by default the largest; return that number."""
     if logits.dtype != out.dtype:
         logits = out.copy_(logits)
-    shift = logits.amax(-1, keepdim=True) if by is None else by * temperature
-    torch.sub(logits, shift, out=out)
     if temperature != 1:
-        out.mul_(1 / temperature)
-    return shift / temperature
+        logits = torch.mul(logits, 1 / temperature, out=out)
+    shift = logits.amax(-1, keepdim=True) if by is None else by
+    torch.sub(logits, shift, out=out)
+    return shift
 
 
-def _on_draft_vocab(pair: _Pair) -> Tensor:
-    """The target's logits of the draft's tokens."""
-    return pair.target if pair.draft_vocab is None else pair.target.index_select(-1, pair.draft_vocab)
+def _on_draft_vocab(pair: _Pair, room: Tensor) -> Tensor:
+    """The target's logits of the draft's tokens, in the given room where they are picked and of its type."""
+    if pair.draft_vocab is None:
+        return pair.target
+    if pair.target.dtype == room.dtype:
+        return torch.index_select(pair.target, -1, pair.draft_vocab, out=room)
+    return pair.target.index_select(-1, pair.draft_vocab)
 
 
 def _logits(pair: _Pair) -> tuple[Tensor, Tensor, Tensor]:
@@ -359,11 +419,11 @@ def _logits(pair: _Pair) -> tuple[Tensor, Tensor, Tensor]:
     return target, torch.where(draft == -torch.inf, -torch.inf, shared), draft
 
 
-def _what_is_wrong(pair: _Pair, block: slice | Tensor, kl: Tensor) -> str:
-    """What is wrong with the first row of a block that is no distribution, in a line."""
-    place = int((~kl.isfinite()).nonzero()[0])
-    number = block.start + place if isinstance(block, slice) else int(block[place])
-    row = tuple(int(one) for one in torch.unravel_index(torch.tensor(number), pair.draft.shape[:-1]))
+def _what_is_wrong(pair: _Pair, rows: Tensor, kl: Tensor) -> str:
+    """What is wrong with the first of some rows that is no distribution, in a line."""
+    number = rows[(~kl.isfinite()).nonzero()[0]]
+    row = tuple(int(one) for one in torch.unravel_index(number, pair.draft.shape[:-1]))
+    named = f"[{', '.join(map(str, row))}]"
     for name, logits in (("target_logits", pair.target[row]), ("draft_logits", pair.draft[row])):
         for what, found in (
             ("NaN", logits.isnan().any()),
@@ -371,9 +431,5 @@ def _what_is_wrong(pair: _Pair, block: slice | Tensor, kl: Tensor) -> str:
             ("minus infinity at every token", (logits == -torch.inf).all()),
         ):
             if bool(found):
-                return f"{name}: the row {_named(row)} holds {what}"
-    return f"target_logits: the row {_named(row)} gives no probability to any token that the draft has"
-
-
-def _named(row: tuple[int, ...]) -> str:
-    return f"[{', '.join(map(str, row))}]"
+                return f"{name}: the row {named} holds {what}"
+    return f"target_logits: the row {named} gives no probability to any token that the draft has"
