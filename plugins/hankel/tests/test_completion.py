@@ -242,3 +242,20 @@ def test_what_is_updated_in_place_is_computed_anew_every_20_iterations() -> None
         assert torch.allclose(spectrum, state.spectrum, rtol=0, atol=1e-12 * float(spectrum.abs().max()))
     assert equal[19]
     assert not any(equal[:19])
+
+
+def test_after_a_rise_of_the_objective_one_step_is_searched_for() -> None:
+    signal = drawn(16384, 10, seed=1, samples=2048, kappa=10, separation=True)
+    steps = complete(signal.y, signal.mask, 10, max_iter=8).history
+    rises = [1 + place for place in (steps["objective"].diff() > 0).nonzero().flatten().tolist()]
+    searched = (steps["step_size"] != 1).nonzero().flatten().tolist()
+    assert rises
+    assert searched == [0, *(place + 1 for place in rises)]
+
+
+def test_a_short_first_step_has_nine_more_searched_for() -> None:
+    signal = drawn(127, 8, seed=3, samples=40)
+    steps = complete(signal.y, signal.mask, 8, max_iter=12, tol=0.0).history["step_size"]
+    assert steps[0] < 0.8
+    assert bool((steps[:10] != 1).all())
+    assert bool((steps[10:] == 1).all())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from leyden_hankel import HankelOperator
+from leyden_hankel import operator as module
 from leyden_hankel.directions import direction
 from leyden_hankel.objective import (
     Problem,
@@ -166,3 +167,32 @@ def test_the_searched_step_is_where_the_objective_is_lowest_along_the_direction(
 )
 def test_the_searched_step_is_the_smallest_positive_root(coefficients: list[float], step: float) -> None:
     assert float(smallest_minimum(torch.tensor(coefficients, dtype=torch.float64))) == pytest.approx(step)
+
+
+def test_without_a_descent_to_measure_the_step_is_the_one_given() -> None:
+    flat = torch.zeros(2, 4, dtype=torch.float64)
+    assert smallest_minimum(flat, 0.5).tolist() == [0.5, 0.5]
+
+
+def test_columns_transformed_in_parts_are_those_transformed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = HankelOperator((31, 9))
+    factors, signals = random(3, operator.rows, 4, seed=1), random(3, 31, 9, seed=2)
+    spectrum = operator.fft(factors)
+    others = operator.fft(factors.flip(-1))
+    at_once = (spectrum, operator.matmul_conj(signals, spectrum), operator.lift_adjoint(spectrum))
+    along = operator.lift_adjoint_along(spectrum, others)
+    monkeypatch.setattr(module, "_AT_ONCE", 0)
+    for cached in (1, 600, 10**6):  # a column, some of a signal's, several signals' at a time
+        monkeypatch.setattr(module, "_CACHED", cached)
+        parts = (
+            operator.fft(factors),
+            operator.matmul_conj(signals, spectrum),
+            operator.lift_adjoint(spectrum),
+        )
+        for one, other in zip(at_once, parts, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            along, operator.lift_adjoint_along(spectrum, others), rtol=1e-12, atol=1e-12
+        )
+    torch.testing.assert_close(along[0], operator.lift_adjoint(spectrum, others), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(along[1], operator.lift_adjoint(others), rtol=1e-12, atol=1e-12)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Complex, Float
 from torch import Tensor
@@ -41,7 +42,7 @@ class Problem:
 
     def on_mask(self, x: Complex[Tensor, "*batch *shape"]) -> Complex[Tensor, "*batch *shape"]:
         """The signal at the observed samples, zero elsewhere."""
-        return torch.where(self.mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
+        return torch.where(self.mask, x, 0)
 
     def correction(
         self, x: Complex[Tensor, "*batch *shape"], misfit: Complex[Tensor, "*batch *shape"]
@@ -147,8 +148,7 @@ def line(
         The parts.
     """
     return Line(
-        operator.lift_adjoint(spectrum, direction_spectrum),
-        operator.lift_adjoint(direction_spectrum),
+        *operator.lift_adjoint_along(spectrum, direction_spectrum),
         cross_gram(factor, direction),
         cross_gram(direction, direction),
     )
@@ -180,38 +180,44 @@ def quartic(
     missed = torch.stack([misfit, problem.on_mask(first), problem.on_mask(second)], dim=axis)
     # What the weights add to each product: the misfit over p, less the structure that x already has.
     extra = problem.operator.weighted_gram(missed) / problem.rate[..., None, None] - inside
-    c1 = 2 * _entries(gram, cross) + extra[..., 0, 1]
-    c2 = _entries(gram, square) + _entries(cross, cross.mH) + _entries(cross, cross)
-    c2 = c2 + extra[..., 1, 1] / 2 + extra[..., 0, 2]
-    c3 = 2 * _entries(cross, square) + extra[..., 1, 2]
-    c4 = (_entries(square, square) + extra[..., 2, 2]) / 2
+    # Of the Gram matrix of Z + a D: that of Z, what is linear in a, and what is quadratic.
+    grams = torch.stack([gram, cross + cross.mH, square], dim=-3).flatten(-2)
+    twice = (grams @ grams.mT).real + extra
+    c1 = twice[..., 0, 1]
+    c2 = twice[..., 1, 1] / 2 + twice[..., 0, 2]
+    c3 = twice[..., 1, 2]
+    c4 = twice[..., 2, 2] / 2
     return torch.stack([c1, c2, c3, c4], dim=-1)
 
 
-def smallest_minimum(coefficients: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch"]:
+def smallest_minimum(
+    coefficients: Float[Tensor, "*batch 4"], otherwise: float = 1.0
+) -> Float[Tensor, "*batch"]:
     """The smallest positive place at which the derivative of such a quartic vanishes.
 
     Args:
         coefficients: c1 to c4.
+        otherwise: the step where rounding leaves no descent to measure: c1 is not negative, or no root is
+            found between 1e-3 and 1e3.
 
     Returns:
-        The step a. Where rounding leaves no descent to measure (c1 is not negative, or a root is not found
-        between 1e-3 and 1e3) it is 1.
+        The step a.
     """
-    scaled = coefficients.double() * torch.arange(1, 5, dtype=torch.float64, device=coefficients.device)
-    c1, *others = scaled.unbind(-1)
+    # A few numbers a signal: on the host, where a small operation costs a tenth of what it does in torch.
+    derivative = coefficients.detach().double().cpu().numpy() * np.arange(1, 5)
+    c1 = derivative[..., 0]
     descends = c1 < 0
     # In b = 1 / a the cubic's leading coefficient is c1, which is no more near zero than the others are.
-    lead = torch.where(descends, c1, -torch.ones_like(c1))
-    companion = torch.zeros(*c1.shape, 3, 3, dtype=torch.float64, device=c1.device)
-    companion[..., 0, :] = -torch.stack(others, dim=-1) / lead.unsqueeze(-1)
+    companion = np.zeros((*derivative.shape[:-1], 3, 3))
+    companion[..., 0, :] = -derivative[..., 1:] / np.where(descends, c1, -1)[..., None]
     companion[..., 1, 0] = companion[..., 2, 1] = 1
-    sound = companion.isfinite().all(dim=-1).all(dim=-1)
-    roots = torch.linalg.eigvals(torch.where(sound[..., None, None], companion, torch.zeros_like(companion)))
-    real = roots.imag.abs() <= 1e-6 * roots.abs()
-    largest = torch.where(real, roots.real, torch.zeros_like(roots.real)).amax(dim=-1)
+    sound = np.asarray(np.isfinite(companion).all(axis=(-2, -1)))
+    roots = np.linalg.eigvals(np.where(sound[..., None, None], companion, 0))
+    real = np.abs(roots.imag) <= 1e-6 * np.abs(roots)
+    largest = np.where(real, roots.real, 0).max(axis=-1)
     usable = descends & sound & (largest > 1e-3) & (largest < 1e3)
-    return torch.where(usable, largest, torch.ones_like(largest)).reciprocal().to(coefficients.dtype)
+    steps = torch.from_numpy(np.asarray(1 / np.where(usable, largest, 1 / otherwise)))
+    return steps.to(device=coefficients.device, dtype=coefficients.dtype)
 
 
 def _entries(first: Tensor, second: Tensor) -> Tensor:

@@ -17,8 +17,11 @@ from jaxtyping import Complex, Float
 from scipy.fft import next_fast_len
 from torch import Tensor
 
+_AT_ONCE = 2**18
+"""Complex numbers up to which one call transforms all columns: each call first makes a plan, not for free."""
+
 _CACHED = 2**16
-"""Complex numbers that are worked on at a time on a processor: a megabyte or two stays in its cache."""
+"""Complex numbers that are worked on at a time where there are more: a megabyte or two stays in the cache."""
 
 COMPLEX_TYPES = (torch.complex64, torch.complex128)
 
@@ -71,6 +74,9 @@ class HankelOperator:
         self.rows = math.prod(self.block)
         self.lengths = tuple(int(next_fast_len(size)) for size in self.shape)
         self.weights: Tensor = _antidiagonal_lengths(self.shape).to(device=device, dtype=dtype.to_real())
+        # One for the real and one for the imaginary part: products of complex with real tensors are slow.
+        self._both_weights = self.weights.unsqueeze(-1).repeat_interleave(2, dim=-1)
+        self._shares = self._both_weights.reciprocal()
         self._places = tuple(range(-len(self.shape), 0))
 
     def fft(self, factor: Complex[Tensor, "*batch rows rank"]) -> Complex[Tensor, "*batch rank *lengths"]:
@@ -83,12 +89,16 @@ class HankelOperator:
             The zero-padded transform over the signal's dimensions, rank first.
         """
         columns = factor.mT.reshape(*factor.shape[:-2], factor.shape[-1], *self.block)
-        if self._whole(columns):
+        if self._whole(columns, 4 * _AT_ONCE):
             spectrum: Tensor = torch.fft.fftn(columns, s=self.lengths, dim=self._places)
             return spectrum
         spectrum = columns.new_empty(*columns.shape[: -len(self.shape)], *self.lengths)
+        padded = columns.new_zeros(0)
         for into, part in self._parts(spectrum, columns):
-            into.copy_(torch.fft.fftn(part, s=self.lengths, dim=self._places))
+            if padded.shape != into.shape:
+                padded = torch.zeros_like(into)
+            padded[self._crop(self.block)] = part
+            into.copy_(torch.fft.fftn(padded, dim=self._places))
         return spectrum
 
     def lift_adjoint(
@@ -105,16 +115,44 @@ class HankelOperator:
         Returns:
             The signal.
         """
-        second = spectrum if other is None else other
+        if other is None:
+            return self._averages(self._summed(spectrum, spectrum))
+        return self._averages(2 * self._summed(spectrum, other))
+
+    def lift_adjoint_along(
+        self,
+        spectrum: Complex[Tensor, "*batch rank *lengths"],
+        other: Complex[Tensor, "*batch rank *lengths"],
+    ) -> tuple[Complex[Tensor, "*batch *shape"], Complex[Tensor, "*batch *shape"]]:
+        """The averages of Z D^T + D Z^T, and those of D D^T, by one transform.
+
+        Args:
+            spectrum: the transform of Z.
+            other: the transform of D.
+
+        Returns:
+            The two signals.
+        """
+        axis = -len(self.shape) - 1
+        both = torch.stack([2 * self._summed(spectrum, other), self._summed(other, other)], dim=axis)
+        mixed, square = self._averages(both).unbind(axis)
+        return mixed, square
+
+    def _summed(self, spectrum: Tensor, other: Tensor) -> Tensor:
+        """The products of two transforms, summed over the columns."""
         axis = spectrum.dim() - len(self.shape) - 1
-        if self._whole(spectrum) or self._whole(second):
-            total = (spectrum * second).sum(dim=axis)
-        else:
-            total = spectrum.select(axis, 0) * second.select(axis, 0)
-            for column in range(1, spectrum.shape[axis]):
-                total.addcmul_(spectrum.select(axis, column), second.select(axis, column))
-        sums = self._inverse(total)
-        return sums / self.weights if other is None else sums * (2 / self.weights)
+        if spectrum.requires_grad or other.requires_grad or spectrum.is_cuda or spectrum.numel() <= _CACHED:
+            return (spectrum * other).sum(dim=axis)
+        total = spectrum.select(axis, 0) * other.select(axis, 0)
+        for column in range(1, spectrum.shape[axis]):
+            total.addcmul_(spectrum.select(axis, column), other.select(axis, column))
+        return total
+
+    def _averages(self, transform: Tensor) -> Tensor:
+        """Means along antidiagonals from the transform of their sums."""
+        sums = torch.fft.ifftn(transform, dim=self._places)[self._crop(self.shape)]
+        averages: Tensor = torch.view_as_complex(torch.view_as_real(sums) * self._shares)
+        return averages
 
     def matmul_conj(
         self, signal: Complex[Tensor, "*batch *shape"], spectrum: Complex[Tensor, "*batch rank *lengths"]
@@ -168,9 +206,8 @@ class HankelOperator:
         Returns:
             A number for each signal of the batch.
         """
-        a, b = torch.view_as_real(first), torch.view_as_real(second)
-        places = tuple(range(-len(self.shape) - 1, 0))
-        weighted: Tensor = (a * b * self.weights.unsqueeze(-1)).sum(dim=places)
+        products = torch.view_as_real(first) * torch.view_as_real(second)
+        weighted: Tensor = products.flatten(-len(self.shape) - 1) @ self._both_weights.flatten()
         return weighted
 
     def weighted_gram(
@@ -184,15 +221,13 @@ class HankelOperator:
         Returns:
             A symmetric matrix for each batch.
         """
-        numbers = torch.view_as_real(signals)
-        weighted = numbers * self.weights.unsqueeze(-1)
-        first = -len(self.shape) - 1
-        product: Tensor = weighted.flatten(first) @ numbers.flatten(first).mT
+        numbers = torch.view_as_real(signals).flatten(-len(self.shape) - 1)
+        product: Tensor = (numbers * self._both_weights.flatten()) @ numbers.mT
         return product
 
-    def _whole(self, columns: Tensor) -> bool:
+    def _whole(self, columns: Tensor, limit: int = _AT_ONCE) -> bool:
         """Whether columns are transformed at once: they are few or short, or autograd follows them."""
-        return columns.requires_grad or columns.is_cuda or columns.numel() <= _CACHED
+        return columns.requires_grad or columns.is_cuda or columns.numel() <= limit
 
     def _parts(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         """Matching views of some columns each, of about as many numbers as the cache holds."""
@@ -211,10 +246,6 @@ class HankelOperator:
                     stack[place] if stack.shape[1] == 1 else stack[place, first : first + step]
                     for stack in stacks
                 )
-
-    def _inverse(self, transform: Tensor) -> Tensor:
-        signal: Tensor = torch.fft.ifftn(transform, dim=self._places)[self._crop(self.shape)]
-        return signal
 
     @staticmethod
     @functools.cache

@@ -46,9 +46,9 @@ class Settings:
         rank: r, at least 1.
         preconditioner: ``"tangent"``, ``"block_jacobi"`` or ``"none"`` (plain gradient descent).
         step: ``"auto"``: the exact minimum along the direction in the first iteration, in nine more if that
-            step was below 0.8, and whenever the objective rose, else the fixed step; ``"exact"``,
-            ``"fixed"``, or the number itself. The fixed step is 1 for ``"tangent"`` (0.7 with outliers) and
-            0.5 for the others.
+            step was below 0.8, and after a rise of the objective in the next one, else the fixed step;
+            ``"exact"``, ``"fixed"``, or the number itself. The fixed step is 1 for ``"tangent"`` (0.7 with
+            outliers) and 0.5 for the others.
         max_iter: iterations at most.
         tol: relative change of the signal that ends the iteration.
         outlier_fraction: the share of the observed samples that may be grossly wrong, below 0.5.
@@ -118,7 +118,7 @@ class State:
         change: the last relative change of x, ``(batch,)``.
         step_size: the last step, ``(batch,)``.
         rises: how many times running the objective rose, ``(batch,)``.
-        searching: whether the next step is searched for, ``(batch,)``.
+        searches: how many of the next steps are searched for, ``(batch,)``.
         active: whether it goes on, ``(batch,)``.
         converged: whether it ended by the tolerance, ``(batch,)``.
         iterations: iterations done, ``(batch,)``.
@@ -134,7 +134,7 @@ class State:
     change: Float[Tensor, " batch"]
     step_size: Float[Tensor, " batch"]
     rises: Int[Tensor, " batch"]
-    searching: Bool[Tensor, " batch"]
+    searches: Int[Tensor, " batch"]
     active: Bool[Tensor, " batch"]
     converged: Bool[Tensor, " batch"]
     iterations: Int[Tensor, " batch"]
@@ -199,7 +199,7 @@ def start_at(problem: Problem, settings: Settings, factor: Complex[Tensor, "batc
         torch.full((count,), torch.inf, dtype=number, device=device),
         torch.zeros(count, dtype=number, device=device),
         torch.zeros(count, dtype=torch.int64, device=device),
-        torch.full((count,), settings.searches, device=device),
+        torch.full((count,), int(settings.searches), device=device),
         torch.ones(count, dtype=torch.bool, device=device),
         torch.zeros(count, dtype=torch.bool, device=device),
         torch.zeros(count, dtype=torch.int64, device=device),
@@ -224,7 +224,7 @@ def iterate(problem: Problem, settings: Settings, state: State) -> State:
     pull = problem.operator.matmul_conj(problem.correction(state.x, misfit), state.spectrum)
     ridge = settings.damping * state.value.clamp(min=0).sqrt() if settings.damping else 0.0
     towards = direction(state.factor, pull, state.gram, settings.preconditioner, ridge=ridge)
-    if settings.searches and bool((state.searching & state.active).any()):
+    if settings.searches and bool(((state.searches > 0) & state.active).any()):
         moved = _search(problem, settings, state, misfit, towards.apply(state.factor, pull))
     else:
         moved = _move(problem, settings, state, towards.moved(settings.fixed_step).apply(state.factor, pull))
@@ -245,8 +245,9 @@ def _search(problem: Problem, settings: Settings, state: State, misfit: Tensor, 
     operator = problem.operator
     transform = operator.fft(towards)
     along = line(operator, state.factor, state.spectrum, towards, transform)
-    exact = smallest_minimum(quartic(problem, state.gram, state.x, misfit, along))
-    step_size = torch.where(state.searching, exact, torch.full_like(exact, settings.fixed_step))
+    coefficients = quartic(problem, state.gram, state.x, misfit, along)
+    exact = smallest_minimum(coefficients, settings.fixed_step)
+    step_size = torch.where(state.searches > 0, exact, torch.full_like(exact, settings.fixed_step))
     factor = torch.addcmul(state.factor.mT, towards.mT, _over(step_size, towards).to(towards.dtype)).mT
     if (state.time + 1) % _REFRESH == 0:
         spectrum = operator.fft(factor)
@@ -275,17 +276,19 @@ def _settle(problem: Problem, settings: Settings, state: State, moved: State) ->
     converged = (change <= settings.tol) & ~failed
     iterations = state.iterations + 1
     over = converged | failed | (iterations >= settings.max_iter)
-    searching = torch.full_like(rose, settings.step == "exact")
+    searches = state.searches
     if settings.step == "auto":
-        short = (iterations > 1) | (moved.step_size < _SHORT)
-        searching = rose | (state.searching & short & (iterations < _SEARCHED))
+        few = (iterations == 1) & (moved.step_size < _SHORT)
+        searches = torch.where(few, _SEARCHED - 1, (searches - 1).clamp(min=0)).maximum(
+            rose.to(searches.dtype)
+        )
     lower = value.isfinite() if settings.outlier_fraction else value <= state.best[0]
     moved = replace(
         moved,
         value=value,
         change=change,
         rises=rises,
-        searching=searching,
+        searches=searches,
         active=~over,
         converged=converged,
         iterations=iterations,
@@ -297,7 +300,7 @@ def _settle(problem: Problem, settings: Settings, state: State, moved: State) ->
 
 def _blend(active: Tensor, moved: State, state: State) -> State:
     """The moved state where a signal was active, the one before elsewhere."""
-    names = ("factor", "spectrum", "x", "gram", "value", "change", "step_size", "rises", "searching")
+    names = ("factor", "spectrum", "x", "gram", "value", "change", "step_size", "rises", "searches")
     blended: dict[str, Any] = {
         name: _where(active, getattr(moved, name), getattr(state, name))
         for name in (*names, "converged", "iterations")
