@@ -14,17 +14,20 @@ if TYPE_CHECKING:
     from leyden_lk_losses.distributions import StoredDistributions, TargetBatch, store_distributions
     from leyden_lk_losses.drafts import MedusaHeads, MLPSpeculator, TinyDraftGPT
     from leyden_lk_losses.expected import expected_tokens, expected_tokens_by_depth, speedup
+    from leyden_lk_losses.huggingface import save_draft, to_gpt2
     from leyden_lk_losses.kernel import Divergences, row_divergences
     from leyden_lk_losses.loss import LKLoss, LKOutput
     from leyden_lk_losses.metric import AcceptanceMetric
     from leyden_lk_losses.models import wrap
     from leyden_lk_losses.module import DraftTrainingModule
     from leyden_lk_losses.outcomes import bucketed, with_rest
+    from leyden_lk_losses.smollm2 import load_smollm2, smollm2_tokenizer
     from leyden_lk_losses.targets import tiny_target
 
 _HOMES = {
     "leyden_lk_losses.acceptance": ("acceptance_rate", "log_acceptance"),
     "leyden_lk_losses.expected": ("expected_tokens", "expected_tokens_by_depth", "speedup"),
+    "leyden_lk_losses.huggingface": ("save_draft", "to_gpt2"),
     "leyden_lk_losses.kernel": ("Divergences", "row_divergences"),
     "leyden_lk_losses.loss": ("LKLoss", "LKOutput"),
     "leyden_lk_losses.metric": ("AcceptanceMetric",),
@@ -36,6 +39,7 @@ _HOMES = {
     "leyden_lk_losses.module": ("DraftTrainingModule",),
     "leyden_lk_losses.targets": ("tiny_target",),
     "leyden_lk_losses.outcomes": ("bucketed", "with_rest"),
+    "leyden_lk_losses.smollm2": ("load_smollm2", "smollm2_tokenizer"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -64,6 +68,10 @@ __all__ = [  # noqa: RUF022 - the paper's methods come first
     "TargetBatch",
     "bucketed",
     "with_rest",
+    "save_draft",
+    "to_gpt2",
+    "load_smollm2",
+    "smollm2_tokenizer",
     "__version__",
 ]
 

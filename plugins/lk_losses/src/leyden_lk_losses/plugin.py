@@ -157,4 +157,4 @@ def leyden_components() -> Iterable[Component]:
 @hookimpl
 def leyden_claims() -> Iterable[str]:
     """The experiments; what does not hold is a claim as well."""
-    return ()
+    return ("leyden_lk_losses.claims_smollm2.SmolLM2Heads",)

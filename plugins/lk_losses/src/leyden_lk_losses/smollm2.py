@@ -8,6 +8,7 @@ user's folder for caches, from which it loads in a second.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -97,14 +98,13 @@ def _is_installed(name: str) -> bool:
 
 
 def _unpack(file: Path, place: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with _quiet():
-        read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-        config = read.config
+        read: Any = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
         # transformers writes no model that it takes for a quantized one.
-        del config.quantization_config
-        plain = LlamaForCausalLM(config)
+        del read.config.quantization_config
+        plain = type(read)(read.config)
         plain.load_state_dict(read.state_dict())
         plain.save_pretrained(place)
         AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(place)
@@ -113,8 +113,7 @@ def _unpack(file: Path, place: Path) -> None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without progress bars while the context lasts."""
-    from transformers.utils import logging
-
+    logging: Any = importlib.import_module("transformers.utils.logging")
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
