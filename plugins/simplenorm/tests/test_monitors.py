@@ -1,0 +1,328 @@
+"""The monitors: what they measure is right, when they look, what they leave behind, and the sweep."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from leyden.testing import RecordingLeydenLogger, RecordingLogger
+from leyden_simplenorm import (
+    ActivationScaleMonitor,
+    CurvatureMonitor,
+    SimpleGPTModule,
+    SimpleNormLinear,
+    Tolerance,
+    draw_tolerance,
+    lr_tolerance_sweep,
+    to_simplenorm,
+)
+from leyden_simplenorm.activation_monitor import draw_scales, row_scales
+from leyden_simplenorm.curvature_monitor import draw_curvatures, input_curvatures
+from leyden_simplenorm.swap import with_simplenorm
+from leyden_simplenorm.sweep import largest_spike
+from lightning.pytorch.plugins.precision import MixedPrecision
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+QUIET: dict[str, Any] = {
+    "accelerator": "cpu",
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+}
+
+
+class Net(lightning.LightningModule):
+    """Two maps and a loss that is no square."""
+
+    def __init__(self, width: int = 5) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = SimpleNormLinear(4, width)
+        self.last = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).tanh())
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def loader(batch_size: int = 8) -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(48, 4, generator=generator), torch.randint(3, (48,), generator=generator)
+    return DataLoader(TensorDataset(*rows), batch_size=batch_size)
+
+
+def fit(module: lightning.LightningModule, *callbacks: Any, logger: Any = False, **arguments: Any) -> Any:
+    trainer = lightning.Trainer(
+        callbacks=list(callbacks), logger=logger, **{"max_steps": 6, **QUIET, **arguments}
+    )
+    trainer.fit(module, loader())
+    return trainer
+
+
+def test_scales_are_those_of_the_batch_before_the_step() -> None:
+    net = Net()
+    monitor, logger = ActivationScaleMonitor(2), RecordingLogger()
+    expected = row_scales(net.first(next(iter(loader()))[0]))
+    fit(net, monitor, logger=logger)
+    assert monitor.steps == [0, 2, 4]
+    assert list(monitor.scales) == ["first", "last"]
+    assert monitor.scales["first"][0] == pytest.approx(expected.tolist())
+    names = {f"act/{module}/rms_{what}" for module in ("first", "last") for what in ("min", "median", "max")}
+    logged = {name for _, metrics in logger_rows(logger) for name in metrics if name.startswith("act/")}
+    assert logged == names
+
+
+def logger_rows(logger: Any) -> list[tuple[int, dict[str, float]]]:
+    return list(logger.metrics)
+
+
+def test_patterns_choose_and_a_whole_name_names_any_module() -> None:
+    monitor = ActivationScaleMonitor(6, ["f*", "first.norm"])
+    fit(Net(), monitor)
+    assert set(monitor.scales) == {"first", "first.norm"}
+
+
+def test_training_is_bit_for_bit_what_it_is_without_the_scale_monitor() -> None:
+    with_it, without = Net(), Net()
+    fit(with_it, ActivationScaleMonitor(1))
+    fit(without)
+    assert all(map(torch.equal, with_it.parameters(), without.parameters()))
+
+
+@pytest.mark.parametrize("make", [ActivationScaleMonitor, CurvatureMonitor])
+def test_of_accumulated_batches_the_first_is_watched(make: Callable[..., Any]) -> None:
+    monitor, single = make(1), make(1)
+    fit(Net(), monitor, max_steps=3, accumulate_grad_batches=2)
+    assert monitor.steps == [0, 1, 2]
+    fit(Net(), single, max_steps=1)
+    values = [
+        next(iter((one.scales if hasattr(one, "scales") else one.curvatures).values()))[0]
+        for one in (monitor, single)
+    ]
+    assert values[0] == pytest.approx(values[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("make", [ActivationScaleMonitor, CurvatureMonitor])
+def test_a_monitor_goes_on_where_its_state_ended_and_can_be_copied(make: Callable[..., Any]) -> None:
+    monitor = make(2)
+    fit(Net(), monitor)
+    other = make(2)
+    other.load_state_dict(copy.deepcopy(monitor.state_dict()))
+    assert other.state_dict() == monitor.state_dict()
+    assert copy.deepcopy(monitor).steps == monitor.steps
+    fit(Net(), monitor, max_steps=1)
+    assert monitor.steps == [0]
+
+
+@pytest.mark.parametrize("make", [ActivationScaleMonitor, CurvatureMonitor])
+def test_an_exception_leaves_no_hook(make: Callable[..., Any]) -> None:
+    class Failing(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            super().training_step(batch, batch_idx)
+            raise RuntimeError("on purpose")
+
+    net = Failing()
+    with pytest.raises(RuntimeError, match=r"on purpose"):
+        fit(net, make(1))
+    assert not any(one._forward_hooks or one._forward_pre_hooks for one in net.modules())
+
+
+@pytest.mark.parametrize("make", [ActivationScaleMonitor, CurvatureMonitor])
+def test_a_picture_is_kept_at_the_end(make: Callable[..., Any]) -> None:
+    logger = RecordingLeydenLogger()
+    fit(Net(), make(2), logger=logger)
+    assert list(logger.figures) == ["activation_scales" if make is ActivationScaleMonitor else "curvature"]
+
+
+def test_a_model_whose_modules_are_not_called_is_said_once() -> None:
+    with pytest.warns(UserWarning, match=r"saw no output of a module that modules='nothing\*' names in Net"):
+        fit(Net(), ActivationScaleMonitor(1, "nothing*"))
+
+
+def test_curvature_is_the_dense_hessians_spectral_norm() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(SimpleNormLinear(64, 64), nn.Tanh(), nn.Linear(64, 5)).double()
+    x = torch.randn(1, 64, dtype=torch.float64, requires_grad=True)
+
+    def loss(x: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(net(x), torch.tensor([2]))
+
+    dense = torch.autograd.functional.hessian(loss, x).reshape(64, 64)
+    expected = torch.linalg.matrix_norm(dense, 2).item()
+    found = input_curvatures(loss(x), {"x": x}, iterations=50)["x"].item()
+    assert found == pytest.approx(expected, rel=0.02)
+    assert found <= expected * (1 + 1e-9)
+
+
+def test_the_monitor_logs_the_curvature_of_the_modules_own_loss() -> None:
+    net = Net().double()
+    batch = next(iter(loader()))
+    x = batch[0].double().requires_grad_()
+    dense = torch.autograd.functional.hessian(lambda x: nn.functional.cross_entropy(net(x), batch[1]), x)
+    expected = torch.linalg.matrix_norm(dense.reshape(32, 32), 2).item()
+    found = []
+    scaled = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+    scaled.autocast_context_manager = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+    for arguments in ({}, {"plugins": [scaled]}):
+        monitor, logger = CurvatureMonitor(5, 60, "first"), RecordingLogger()
+        fit(Net(), monitor, logger=logger, **arguments)
+        assert monitor.steps == [0, 5]
+        found.append(monitor.curvatures["first"][0])
+        assert {name for _, metrics in logger_rows(logger) for name in metrics if "curv" in name} == {
+            "curv/first"
+        }
+    assert found == pytest.approx([expected, expected], rel=0.02)
+
+
+def test_a_loss_that_is_linear_in_an_input_has_no_curvature_there() -> None:
+    x = torch.randn(3, requires_grad=True)
+    other = torch.randn(3, requires_grad=True)
+    assert input_curvatures(2 * x.sum(), {"x": x, "other": other}) == {"x": torch.tensor(0.0)}
+
+
+def test_attention_is_differentiated_twice_and_training_hardly_changes() -> None:
+    rows = torch.randint(11, (16, 7), generator=torch.Generator().manual_seed(2))
+    ends = []
+    for callbacks in ([CurvatureMonitor(1, 2)], []):
+        torch.manual_seed(0)
+        model = SimpleGPTModule(11, 16, 1, 2, max_seq_len=6, lr=1e-2)
+        trainer = lightning.Trainer(max_steps=3, callbacks=callbacks, logger=False, **QUIET)
+        trainer.fit(model, DataLoader(TensorDataset(rows[:, :-1], rows[:, 1:]), batch_size=8))
+        ends.append(list(model.parameters()))
+        if callbacks:
+            assert len(callbacks[0].curvatures) == 3
+            assert all(value > 0 for values in callbacks[0].curvatures.values() for value in values)
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-4)
+
+
+def test_what_cannot_be_differentiated_twice_ends_the_watching_and_not_the_training() -> None:
+    squash = torch.compile(torch.tanh, backend="aot_eager")
+
+    class Stubborn(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(squash(self.first(x)))
+
+    monitor = CurvatureMonitor(1, layers="first")
+    with pytest.warns(UserWarning, match=r"CurvatureMonitor stops: the loss cannot be differentiated twice"):
+        trainer = fit(Stubborn(), monitor)
+    assert trainer.global_step == 6
+    assert not monitor.curvatures
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "named"),
+    [
+        (ActivationScaleMonitor, {"every_n_steps": 0}, "every_n_steps"),
+        (ActivationScaleMonitor, {"modules": []}, "modules"),
+        (CurvatureMonitor, {"every_n_steps": 0}, "every_n_steps"),
+        (CurvatureMonitor, {"n_power_iter": 0}, "n_power_iter"),
+        (CurvatureMonitor, {"layers": [1]}, "layers"),
+    ],
+)
+def test_a_wrong_argument_is_named(make: Any, arguments: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{named}: expected "):
+        make(**arguments)
+
+
+class Sequences(lightning.LightningDataModule):
+    def train_dataloader(self) -> DataLoader[Any]:
+        rows = (torch.arange(64)[:, None] + torch.arange(7)) % 11
+        return DataLoader(TensorDataset(rows[:, :-1], rows[:, 1:]), batch_size=8)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return self.train_dataloader()
+
+
+def small(lr: float) -> SimpleGPTModule:
+    return SimpleGPTModule(11, 16, 1, 2, max_seq_len=6, lr=lr)
+
+
+@pytest.fixture(scope="module")
+def swept() -> tuple[tuple[Tolerance, ...], Any]:
+    logger = RecordingLeydenLogger()
+    return lr_tolerance_sweep(small, Sequences(), [1e-5, 2e-2, 1e30], 20, logger=logger), logger
+
+
+def test_the_sweep_tells_what_learns_what_does_not_and_what_diverges(swept: Any) -> None:
+    rows, _ = swept
+    assert [row.lr for row in rows] == [1e-5, 2e-2, 1e30]
+    assert rows[1].final_loss < rows[0].final_loss - 0.5
+    assert not rows[0].diverged
+    assert not rows[1].diverged
+    assert rows[2].diverged
+    assert rows[0].steps == rows[1].steps == 20
+
+
+def test_the_sweep_keeps_a_picture_and_its_numbers(swept: Any) -> None:
+    _, logger = swept
+    assert list(logger.figures) == ["lr_tolerance"]
+
+
+def test_equal_seeds_give_equal_sweeps() -> None:
+    first, second = (lr_tolerance_sweep(small, Sequences(), [1e-2], 3) for _ in range(2))
+    assert first == second
+
+
+def test_without_validation_data_the_last_training_losses_count() -> None:
+    class TrainingAlone(Sequences):
+        def val_dataloader(self) -> Any:
+            return []
+
+    (row,) = lr_tolerance_sweep(small, TrainingAlone(), [1e-2], 10)
+    assert math.isfinite(row.final_loss)
+
+
+def test_a_sweeps_wrong_arguments_are_named() -> None:
+    with pytest.raises(ValueError, match=r"^lrs: expected finite numbers above 0"):
+        lr_tolerance_sweep(small, Sequences(), [0.1, -1.0])
+    with pytest.raises(ValueError, match=r"^steps: expected a whole number of at least 2, got 1"):
+        lr_tolerance_sweep(small, Sequences(), [0.1], 1)
+    with pytest.raises(ValueError, match=r"^metric: expected one that the module logs, got 'loss'"):
+        lr_tolerance_sweep(small, Sequences(), [0.1], 2, metric="loss")
+
+
+def test_a_spike_is_measured_from_the_lowest_mean_before() -> None:
+    assert largest_spike([3.0, 2.0, 1.0, 0.5]) == 0
+    assert largest_spike([4.0] * 40 + [1.0] * 4 + [3.0] + [1.0] * 35) == pytest.approx(2.0)
+    assert largest_spike([4.0] * 40 + [1.0] * 2 + [3.0] + [1.0] * 37) == pytest.approx(0.5)
+
+
+def test_pictures_are_drawn() -> None:
+    row = Tolerance(0.1, 1.0, 0.2, False, 5)
+    lost = Tolerance(1.0, math.nan, math.inf, True, 2)
+    assert len(draw_tolerance({"one": [row, lost], "other": [row]}).axes) == 2
+    assert draw_scales([0, 1], {"a.q": [(1.0, 2.0, 3.0)] * 2}).axes[0].lines
+    assert draw_curvatures([0, 1], {"a.q": [1.0, 0.0]}).axes[0].lines
+
+
+def test_a_swap_leaves_the_last_map_as_it_is() -> None:
+    from leyden.tasks import Classification, mlp
+
+    model = with_simplenorm(Classification(mlp([4, 8, 8, 3]), num_classes=3))
+    kinds = [type(one).__name__ for one in model.backbone if not isinstance(one, nn.ReLU)]
+    assert kinds == ["SimpleNormLinear", "SimpleNormLinear", "Linear"]
+    with pytest.raises(ValueError, match=r"^include: "):
+        with_simplenorm(Classification(mlp([4, 3]), num_classes=3))
+
+
+def test_a_converted_model_is_watched_like_any_other() -> None:
+    net = Net()
+    net.last = nn.Linear(5, 3)
+    to_simplenorm(net)
+    monitor = ActivationScaleMonitor(1)
+    fit(net, monitor, max_steps=1)
+    low, _, high = monitor.scales["last"][0]
+    assert 0.9 < low <= high <= 1.0 + 1e-6
