@@ -23,6 +23,7 @@ PACKAGES = (
     "plugins/asym_perturb",
     "plugins/hankel",
     "plugins/lk_losses",
+    "plugins/simplenorm",
 )
 
 PLAIN_SCRIPT = """
