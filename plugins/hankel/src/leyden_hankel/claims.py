@@ -1,7 +1,7 @@
 """What the paper's abstract says of its method, as experiments on two cores, negative results included.
 
-Every method starts from the same spectral start and uses the same fast products. The methods' one number, the
-step, has the value of its literature; where another choice could help a baseline, its best counts.
+Every method starts from the same spectral start and uses the same fast products. Where a setting of a
+baseline decides a comparison, the best of several counts, chosen on the seeds that judge, in its favour.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from leyden.claims import Arm, Cell, Claim, Measured, Mode, Scale, Statement, Table
 from leyden.model import Verdict
-from leyden.statistics import Judge, best, bound, rate
+from leyden.statistics import Judge, Selection, best, bound, rate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,8 +58,8 @@ class Conditioning(Claim):
             paper="Fewer iterations than existing methods.",
         ),
     )
-    minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.1, "laptop": 1.5, "paper": 5.0}
-    seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 5, "paper": 20}
+    minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.1, "laptop": 4.0, "paper": 7.0}
+    seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 12, "paper": 20}
     metric = "iterations_to_1e6"
     mode: ClassVar[Mode] = "min"
     imports: ClassVar[tuple[str, ...]] = ("torch",)
@@ -67,7 +67,7 @@ class Conditioning(Claim):
     def cells(self, scale: Scale) -> Sequence[Cell]:
         """Methods that do not mind the condition number at several, the others at 20 with several steps."""
         kappas = scale.pick(smoke=(1.0, 20.0), laptop=(1.0, 10.0, 20.0, 100.0, 1000.0, 10000.0))
-        steps = {"SHGD": (0.5, 0.75, 1.0), "block_jacobi": (0.4, 0.5, 0.67)}
+        steps = {"SHGD": (0.5, 0.75, 1.0), "block_jacobi": (0.5, 0.6, 0.67)}
         arms = [(method, {"kappa": kappa}) for method in ("tangent", "FIHT") for kappa in kappas]
         arms += [(method, {"kappa": 20.0, "step": step}) for method in steps for step in steps[method]]
         return [
@@ -115,7 +115,7 @@ class Conditioning(Claim):
         arms = [
             Arm("tangent", {"kappa": 20.0}),
             Arm("FIHT", {"kappa": 20.0}),
-            Arm("block_jacobi", {"kappa": 20.0, "step": 0.5}),
+            Arm("block_jacobi", {"kappa": 20.0, "step": 0.6}),
             Arm("SHGD", {"kappa": 20.0, "step": 0.75}),
         ]
         return {
@@ -178,13 +178,17 @@ class FewSamples(Claim):
     _methods = ("tangent", "tangent, exact", "tangent, fixed", "block_jacobi", "FIHT", "SHGD")
 
     def cells(self, scale: Scale) -> Sequence[Cell]:
-        """Six methods, five numbers of lines."""
+        """Six methods, five numbers of lines; of eight lines, whose success is judged alone, more trials."""
         ranks = scale.pick(smoke=(4, 8), laptop=(4, 6, 8, 10, 12))
+        trials = [
+            (seed, method, rank) for seed in range(scale.seeds) for method in self._methods for rank in ranks
+        ]
+        trials += [
+            (seed, "tangent", 8) for seed in range(scale.seeds, scale.pick(smoke=1, laptop=8) * scale.seeds)
+        ]
         return [
             Cell(method=method, seed=seed, setting={"lines": rank}, scale=scale.name)
-            for seed in range(scale.seeds)
-            for method in self._methods
-            for rank in ranks
+            for seed, method, rank in trials
         ]
 
     def run(self, cell: Cell) -> Measured:
@@ -295,7 +299,8 @@ class Outliers(Claim):
         ),
         Statement(
             id="faster",
-            text="At 10 %, the tangent direction needs at most 0.95 of the iterations of the predecessor.",
+            text="At 10 %, each at the best of four steps, the tangent direction needs at most 0.95 of the "
+            "iterations of the predecessor.",
             kind="better",
         ),
     )
@@ -306,12 +311,14 @@ class Outliers(Claim):
     imports: ClassVar[tuple[str, ...]] = ("torch",)
 
     def cells(self, scale: Scale) -> Sequence[Cell]:
-        """Two methods at three shares of outliers, and one that does not know of them."""
-        arms = [(method, share) for method in ("tangent", "HSNLD") for share in (0.05, 0.1, 0.2)]
+        """Its defaults at three shares of outliers, two methods with four steps, and one that is unaware."""
+        steps = {"tangent": (0.7, 1.0, 1.2, 1.4), "HSNLD": (0.5, 0.67, 0.75, 0.85)}
+        arms = [("tangent", {"outliers": share, "step": 0.7}) for share in (0.05, 0.2)]
+        arms += [(method, {"outliers": 0.1, "step": step}) for method in steps for step in steps[method]]
         return [
-            Cell(method=method, seed=seed, setting={"outliers": share}, scale=scale.name)
+            Cell(method=method, seed=seed, setting=setting, scale=scale.name)
             for seed in range(scale.seeds)
-            for method, share in [*arms, ("tangent, unaware", 0.1)]
+            for method, setting in [*arms, ("tangent, unaware", {"outliers": 0.1})]
         ]
 
     def run(self, cell: Cell) -> Measured:
@@ -320,11 +327,8 @@ class Outliers(Claim):
 
         share = float(cell.setting["outliers"])  # type: ignore[arg-type]
         signal = draw(1023, 10, seed=cell.seed, samples=500, kappa=10, outliers=share)
-        options: dict[str, object] = {"outlier_fraction": share}
-        method = cell.method
-        if method == "tangent":
-            options["step"] = "fixed"
-        elif method == "tangent, unaware":
+        method, options = cell.method, {"outlier_fraction": share, "step": cell.setting.get("step")}
+        if method == "tangent, unaware":
             method, options = "tangent", {}
         errors = errors_of(method, signal, 10, 60 if cell.scale == "smoke" else 120, **options)
         needed = first_below(errors, 1e-6, 120.0)
@@ -333,9 +337,11 @@ class Outliers(Claim):
     def judge(self, table: Table) -> Sequence[Verdict]:
         """Judge iterations, and the error of the unaware."""
         judge = Judge(self, table, by="ratio")
-        own, other = (Arm(method, {"outliers": 0.1}) for method in ("tangent", "HSNLD"))
+        tenth = Table(result for result in table if result.cell.setting["outliers"] == 0.1)
+        own, other = (best(tenth, method, self.metric, "min") for method in ("tangent", "HSNLD"))
+        defaults = [Arm("tangent", {"outliers": share, "step": 0.7}) for share in (0.05, 0.1, 0.2)]
         return [
-            bound(self.statement("exact"), table, "slack", arms=["tangent"], unit="iterations"),
+            bound(self.statement("exact"), table, "slack", arms=defaults, unit="iterations"),
             Judge(self, table, "least_error", mode="max").better("needed", "tangent, unaware", 0.5),
             judge.better("faster", own, other, 1 / 0.95),
         ]
@@ -385,19 +391,19 @@ class Field(Claim):
 
     def cells(self, scale: Scale) -> Sequence[Cell]:
         """Three problems with their rivals, and the array."""
-        arms = [
-            ("tangent", "lines"),
-            ("IST", "lines"),
-            ("tangent", "nmr"),
-            ("IST", "nmr"),
-            ("tangent", "short"),
-            ("EMaC", "short"),
-            ("tangent", "array"),
+        arms: list[tuple[str, Mapping[str, bool | int | float | str | None]]] = [
+            *(("tangent", {"signal": signal}) for signal in ("lines", "nmr", "short", "array")),
+            *(("EMaC", {"signal": "short", "eps": eps}) for eps in (1e-9, 1e-7, 1e-6)),
+            *(
+                ("IST", {"signal": signal, "decay": decay})
+                for signal in ("lines", "nmr")
+                for decay in (0.9, 0.95, 0.98, 0.99, 0.995)
+            ),
         ]
         return [
-            Cell(method=method, seed=seed, setting={"signal": signal}, scale=scale.name)
+            Cell(method=method, seed=seed, setting=setting, scale=scale.name)
             for seed in range(scale.seeds)
-            for method, signal in arms
+            for method, setting in arms
         ]
 
     def run(self, cell: Cell) -> Measured:
@@ -405,36 +411,33 @@ class Field(Claim):
         from leyden_hankel.experiments import arrival_errors, decay_signal, draw, field_errors
 
         kind = cell.setting["signal"]
+        options = {name: value for name, value in cell.setting.items() if name != "signal"}
         if kind == "array":
             return arrival_errors(cell.seed)
         if kind == "nmr":
-            return field_errors(cell.method, decay_signal(cell.seed), 8)
+            return field_errors(cell.method, decay_signal(cell.seed), 8, **options)
         if kind == "lines":
-            return field_errors(cell.method, draw(1023, 10, seed=cell.seed, samples=300), 10)
+            return field_errors(cell.method, draw(1023, 10, seed=cell.seed, samples=300), 10, **options)
         size, samples = (15, 11) if cell.scale == "smoke" else (63, 40)
         signal = draw(size, 2, seed=cell.seed, samples=samples, separation=True)
-        measured = field_errors(cell.method, signal, 2)
+        measured = field_errors(cell.method, signal, 2, **options)
         return {**measured, "exact_slack": 1e-6 - measured["rel_error"]}
 
     def judge(self, table: Table) -> Sequence[Verdict]:
         """Judge errors, times and frequencies by ratio."""
         judge = Judge(self, table, by="ratio")
 
-        def arm(method: str, signal: str) -> Arm:
-            return Arm(method, {"signal": signal})
-
+        own = {signal: Arm("tangent", {"signal": signal}) for signal in ("lines", "nmr", "short", "array")}
+        of = {signal: Table(r for r in table if r.cell.setting["signal"] == signal) for signal in own}
+        grid, nmr = (best(of[signal], "IST", self.metric, "min") for signal in ("lines", "nmr"))
+        convex = best(of["short"], "EMaC", "seconds", "min")
         return [
-            judge.better("grid", arm("tangent", "lines"), arm("IST", "lines"), 1000.0),
-            judge.better("nmr", arm("tangent", "nmr"), arm("IST", "nmr"), 10.0),
-            judge.better("nmr-error", arm("tangent", "nmr"), 10**-1.5),
-            judge.better("convex", arm("tangent", "short"), arm("EMaC", "short"), 10.0, metric="seconds"),
-            bound(
-                self.statement("convex-exact"),
-                table,
-                "exact_slack",
-                arms=[arm("tangent", "short"), arm("EMaC", "short")],
-            ),
-            judge.better("arrivals", arm("tangent", "array"), 8e-4, metric="frequency_error"),
+            judge.better("grid", own["lines"], grid, 1000.0),
+            judge.better("nmr", own["nmr"], nmr, 10.0),
+            judge.better("nmr-error", own["nmr"], 10**-1.5),
+            judge.better("convex", own["short"], convex, 10.0, metric="seconds"),
+            bound(self.statement("convex-exact"), of["short"], "exact_slack"),
+            judge.better("arrivals", own["array"], 8e-4, metric="frequency_error"),
         ]
 
     def figure(self, table: Table) -> Mapping[str, Figure]:
@@ -445,7 +448,11 @@ class Field(Claim):
         from leyden_hankel.experiments import decay_signal
         from leyden_hankel.pictures import spectrum_figure
 
-        arms = [Arm(method, {"signal": "nmr"}) for method in ("tangent", "IST")]
+        nmr = Table(result for result in table if result.cell.setting["signal"] == "nmr")
+        arms: list[Arm | Selection] = [
+            Arm("tangent", {"signal": "nmr"}),
+            best(nmr, "IST", self.metric, "min"),
+        ]
         signal = decay_signal(min(table.seeds, default=0))
         completion = HankelCompletion(511, 8)(signal.y, signal.mask)
         return {
@@ -499,11 +506,13 @@ class Speed(Claim):
     _rivals = ("tangent", "tangent, fixed", "block_jacobi", "SHGD", "HSNLD", "PGD")
 
     def cells(self, scale: Scale) -> Sequence[Cell]:
-        """Each cell times its method and hard thresholding in turn."""
+        """Each cell times its method and hard thresholding in turn; rivals have several steps."""
+        steps = {"SHGD": (0.5, 0.75, 1.0), "HSNLD": (0.5, 0.6, 0.67)}
         return [
-            Cell(method=method, seed=seed, scale=scale.name)
+            Cell(method=method, seed=seed, setting=setting, scale=scale.name)
             for seed in range(scale.seeds)
             for method in self._rivals
+            for setting in ([{"step": step} for step in steps[method]] if method in steps else [{}])
         ]
 
     def run(self, cell: Cell) -> Measured:
@@ -513,19 +522,20 @@ class Speed(Claim):
         small = cell.scale == "smoke"
         size, rank, samples = (255, 4, 100) if small else (4095, 20, 1000)
         signal = draw(size, rank, seed=cell.seed, samples=samples, kappa=10)
-        methods = ("FIHT", cell.method)
+        methods: dict[str, Mapping[str, object]] = {"FIHT": {}, cell.method: cell.setting}
         seconds = times_to(methods, signal, rank, level=1e-5, cap=250, rounds=1 if small else 3)
         return {"seconds": seconds[cell.method], "time_to_fiht": seconds[cell.method] / seconds["FIHT"]}
 
     def judge(self, table: Table) -> Sequence[Verdict]:
         """Judge the ratios of time."""
         judge = Judge(self, table, by="ratio")
+        slow, scaled = (best(table, method, self.metric, "min") for method in ("SHGD", "HSNLD"))
         return [
             judge.better("fixed", "tangent, fixed", 0.85),
             judge.better("auto", "tangent", 1.4),
             judge.better("auto-faster", "tangent", 1.0),
-            judge.better("gradient-descent", "tangent, fixed", "SHGD", 5.0),
-            judge.better("scaled", "tangent, fixed", "HSNLD", 1.5),
+            judge.better("gradient-descent", "tangent, fixed", slow, 5.0),
+            judge.better("scaled", "tangent, fixed", scaled, 1.5),
         ]
 
     def figure(self, table: Table) -> Figure:
@@ -535,7 +545,10 @@ class Speed(Claim):
         return methods_figure(
             table,
             "time_to_fiht",
-            [Arm(method) for method in self._rivals],
+            [
+                *map(Arm, self._rivals[:3]),
+                *(best(table, method, self.metric, "min") for method in self._rivals[3:]),
+            ],
             mode="min",
             title="Time to an error of 1e-5, over that of fast iterative hard thresholding",
         )

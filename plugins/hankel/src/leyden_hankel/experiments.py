@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -109,7 +109,13 @@ def first_below(errors: Sequence[float], level: float, otherwise: float) -> floa
 
 
 def times_to(
-    methods: Sequence[str], signal: SpectralSignal, rank: int, *, level: float, cap: int, rounds: int
+    methods: Mapping[str, Mapping[str, Any]],
+    signal: SpectralSignal,
+    rank: int,
+    *,
+    level: float,
+    cap: int,
+    rounds: int,
 ) -> dict[str, float]:
     """Processor seconds from the spectral start to a relative error, start excluded.
 
@@ -117,7 +123,7 @@ def times_to(
     and each one's shortest time counts.
 
     Args:
-        methods: of `OWN` or `BASELINES`.
+        methods: of `OWN` or `BASELINES`, each with its further settings.
         signal: the signal.
         rank: the number of lines.
         level: the relative error.
@@ -129,13 +135,15 @@ def times_to(
     """
     task, factor = _started(signal, rank, 0.0)
     needed = {
-        method: int(first_below(errors_of(method, signal, rank, cap), level, cap)) for method in methods
+        method: int(first_below(errors_of(method, signal, rank, cap, **options), level, cap))
+        for method, options in methods.items()
     }
     seconds = dict.fromkeys(methods, math.inf)
     for _ in range(rounds):
-        for method in methods:
+        for method, options in methods.items():
             begun = time.process_time()
-            for _ in itertools.islice(signals_of(method, task, rank, factor, {}), needed[method] + 1):
+            iterates = signals_of(method, task, rank, factor, dict(options))
+            for _ in itertools.islice(iterates, needed[method] + 1):
                 pass
             seconds[method] = min(seconds[method], time.process_time() - begun)
     return seconds
@@ -173,13 +181,14 @@ def batch_speedup(count: int, rounds: int, seed: int) -> tuple[float, float, flo
     return parts / whole, float(apart), float(rounded)
 
 
-def field_errors(method: str, signal: SpectralSignal, rank: int) -> dict[str, float]:
+def field_errors(method: str, signal: SpectralSignal, rank: int, **options: Any) -> dict[str, float]:
     """How near ``"tangent"``, ``"IST"`` or ``"EMaC"`` comes to a signal, and in which time.
 
     Args:
         method: which.
         signal: the signal.
         rank: the number of lines.
+        **options: further settings of ``"IST"`` and ``"EMaC"``.
 
     Returns:
         The relative error and the processor seconds.
@@ -188,9 +197,9 @@ def field_errors(method: str, signal: SpectralSignal, rank: int) -> dict[str, fl
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if method == "IST":
-            found = ist(signal.y, signal.mask)
+            found = ist(signal.y, signal.mask, **options)
         elif method == "EMaC":
-            found = emac(signal.y, signal.mask, rank)
+            found = emac(signal.y, signal.mask, rank, **options)
         else:
             found = HankelCompletion(tuple(signal.truth.shape), rank)(signal.y, signal.mask)
     seconds = time.process_time() - begun
