@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +132,11 @@ class OnPolicyDataModule(TensorDataModule):
     def _prompts(self) -> dict[str, Tensor]:
         wanted = {split: count for split, count in self.rows.items() if count}
         if isinstance(self.prompts, Tensor):
-            parts = torch.split(self.prompts[: sum(wanted.values())], list(wanted.values()))
-            available = dict(zip(wanted, parts, strict=True))
+            starts = accumulate(wanted.values(), initial=0)
+            available = {
+                split: self.prompts[start : start + count]
+                for (split, count), start in zip(wanted.items(), starts, strict=False)
+            }
         else:
             source: Any = self.prompts
             source.prepare_data()

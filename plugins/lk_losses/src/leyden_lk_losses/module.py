@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -106,7 +106,7 @@ class DraftTrainingModule(LightningModule):
             self.save_hyperparameters()
         self.target = wrap(target)  # not a module, so that nothing of it is registered
         self.target.module.eval().requires_grad_(False)
-        self.draft = read_folder(draft) if isinstance(draft, str) else draft
+        self.draft = read_folder(draft).train() if isinstance(draft, str) else draft
         self.loss = LKLoss() if loss is None else loss
         _check_fit(self.draft, self.target, self.loss, k)
         self.depths = self.draft.depths if isinstance(self.draft, HiddenDraft) else 1
@@ -304,7 +304,7 @@ def with_loss(model: Any, **settings: Any) -> Any:
     return model
 
 
-def acceptance_figure(rates: dict[str, Sequence[float]]) -> Figure:
+def acceptance_figure(rates: Mapping[str, Sequence[float]]) -> Figure:
     """Acceptance rates over depth, a line for each loss.
 
     Args:

@@ -157,4 +157,10 @@ def leyden_components() -> Iterable[Component]:
 @hookimpl
 def leyden_claims() -> Iterable[str]:
     """The experiments; what does not hold is a claim as well."""
-    return ("leyden_lk_losses.claims_smollm2.SmolLM2Heads",)
+    return (
+        "leyden_lk_losses.claims.OracleChain",
+        "leyden_lk_losses.claims.GaussianToy",
+        "leyden_lk_losses.claims_drafts.Heads",
+        "leyden_lk_losses.claims_drafts.StandAlone",
+        "leyden_lk_losses.claims_smollm2.SmolLM2Heads",
+    )

@@ -51,8 +51,9 @@ def texts() -> Trial:
 def datamodule() -> OnPolicyDataModule:
     """Rows that the target sampled."""
     prompts = torch.arange(24).view(12, 2) % 12
-    sizes = {"rows": 6, "val_rows": 3, "test_rows": 3, "length": 6, "prompt_length": 2, "batch_size": 3}
-    return OnPolicyDataModule(target(), prompts, **sizes)
+    return OnPolicyDataModule(
+        target(), prompts, rows=6, val_rows=3, test_rows=3, length=6, prompt_length=2, batch_size=3
+    )
 
 
 def heads() -> MedusaHeads:
