@@ -24,6 +24,7 @@ from leyden_asym_perturb import (
 )
 from leyden_asym_perturb import treeplex as tp
 from leyden_asym_perturb.baselines import CounterfactualRegret, MultiplicativeWeights, OptimisticGDA, run
+from leyden_asym_perturb.sequence_form import _stretch
 from leyden_asym_perturb.solver import Solver
 from torch import Tensor
 
@@ -148,12 +149,26 @@ def test_the_official_propagation_bears_smaller_perturbations_only(
 
 
 def test_kuhn_and_goofspiel_are_solved_without_a_choice(games: dict[str, SequenceFormGame]) -> None:
-    for name in ("kuhn", "goofspiel"):
+    for name, most in (("kuhn", 200), ("goofspiel", 450)):
         found = asymp_solve(games[name], 1e-6, max_iters=6_000)
         assert found.converged
+        assert found.iters <= most
         value = games[name].value
         assert value is not None
         assert found.lower - 1e-12 <= value <= found.upper + 1e-12
+
+
+def test_the_step_is_stable_where_play_concentrates(games: dict[str, SequenceFormGame]) -> None:
+    """On Goofspiel the norm at uniform play is too small for the equilibrium."""
+    game = games["goofspiel"]
+    solver = Solver(game, eps=1e-300, mu=0.01)
+    solver.advance(1500)
+    x, y = solver.best_x[0], solver.best_y[0]
+    here = float(_stretch(game.rows, game.columns, game.trees, x, y))
+    uniform = float(_stretch(game.rows, game.columns, game.trees, *game.uniform()))
+    assert uniform < 0.9 * float(game.norm)
+    assert float(solver.step_size) * here < 2
+    assert float(solver.best) < 1e-3
 
 
 def test_a_tree_of_one_set_is_the_matrix_game_step_by_step() -> None:

@@ -16,12 +16,15 @@ from torch import Tensor
 
 import leyden_asym_perturb.treeplex as tp
 from leyden_asym_perturb.arguments import admitted, tell_if_projected
-from leyden_asym_perturb.game import POWER_STEPS, Game
+from leyden_asym_perturb.game import POWER_STEPS, Game, default_step
 from leyden_asym_perturb.game_trees import kuhn_tree
 from leyden_asym_perturb.linear_program import MatrixGameSolution, solve_sequence_form
 from leyden_asym_perturb.simplex import project_simplex
 from leyden_asym_perturb.tree import Child, SequenceForm, sequence_form
 from leyden_asym_perturb.treeplex import InfoSet, Treeplex
+
+LOOK_AHEAD = 50
+"""Iterations after which the norm of a tree is looked at a second time."""
 
 DENSE = 50_000
 """Up to so many entries a payoff is multiplied as a dense matrix, which is faster there."""
@@ -55,11 +58,21 @@ class SequenceFormGame(Game):
         for name, tensor in {
             "rows": rows,
             "columns": columns,
-            "norm": _stretch(rows, columns, form.trees),
+            "norm": _stretch(rows, columns, form.trees, *map(tp.uniform_behaviour, form.trees)),
             "spread": torch.tensor([largest], dtype=torch.float64),
             "radius": torch.tensor([tp.radius(tree) for tree in form.trees], dtype=torch.float64),
         }.items():
             self.register_buffer(name, tensor, persistent=False)
+        self.norm.copy_(torch.maximum(self.norm, self._later_stretch()))
+
+    @torch.no_grad()
+    def _later_stretch(self) -> Tensor:
+        """The norm where some iterations lead; it grows where play concentrates."""
+        x, y = (strategy.unsqueeze(1) for strategy in self.start())
+        mu = self.first_mu()[:, None, None] / 8  # of the size that rounds end with
+        eta = default_step(self.norm[:, None, None], mu) / 2
+        x, y = self.advance(x, y, eta=eta, mu_x=mu, mu_y=torch.zeros_like(mu), steps=LOOK_AHEAD)
+        return _stretch(self.rows, self.columns, self.trees, x[0, 0], y[0, 0])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SequenceFormGame:
         """A copy; torch itself copies no sparse matrix in CSR form."""
@@ -287,14 +300,13 @@ def _chances(one: InfoSet, policy: Mapping[str, float]) -> list[float]:
     return chances
 
 
-def _stretch(rows: Tensor, columns: Tensor, trees: tuple[Treeplex, Treeplex]) -> Tensor:
-    """The norm of the payoff between steps of both players from uniform play, by power iteration.
+def _stretch(rows: Tensor, columns: Tensor, trees: tuple[Treeplex, Treeplex], x: Tensor, y: Tensor) -> Tensor:
+    """The norm of the payoff between steps of both players from their strategies, by power iteration.
 
     The plain norm of the payoff is no measure for steps of behavioural strategies: a plan that reaches little
     moves little (derived).
     """
     left, right = trees
-    x, y = tp.uniform_behaviour(left), tp.uniform_behaviour(right)
     plan_x, plan_y = tp.to_sequence(left, x), tp.to_sequence(right, y)
     step = torch.rand(len(y), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     length = torch.zeros(())
