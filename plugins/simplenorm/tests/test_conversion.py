@@ -129,7 +129,7 @@ def test_gpt2_has_its_fused_projections_normalised_apart() -> None:
     assert details["transformer.h.1.mlp.c_fc"] == "over 64"
     assert details["transformer.h.0.ln_1"] == details["transformer.h.1.ln_2"] == "pre-norm"
     assert details["transformer.ln_f"] == "stands beside the list of blocks"
-    assert details["lm_head"] == "left out"
+    assert details["lm_head"] == "tied to an embedding"
     assert model.lm_head.weight is model.transformer.wte.weight
     x = torch.randn(3, 16)
     theirs = plain.transformer.h[0].attn.c_attn

@@ -41,6 +41,18 @@ def test_first_and_second_derivatives_agree_with_finite_differences() -> None:
     assert torch.autograd.gradgradcheck(lambda y: rms_norm(y), (inputs[0],))
 
 
+@pytest.mark.parametrize("with_gain", [True, False])
+def test_first_derivatives_are_the_same_where_second_ones_are_wanted(with_gain: bool) -> None:
+    y = rows(3, 5, 4, dtype=torch.float64).requires_grad_()
+    gain = rows(4, dtype=torch.float64, seed=1).requires_grad_() if with_gain else None
+    inputs = [y] if gain is None else [y, gain]
+    slope = rows(3, 5, 4, dtype=torch.float64, seed=2)
+    once, again = (
+        torch.autograd.grad(rms_norm(y, gain), inputs, slope, create_graph=wanted) for wanted in (False, True)
+    )
+    torch.testing.assert_close(once, again)
+
+
 def test_only_the_gradients_that_are_wanted_are_computed() -> None:
     y, gain = rows(3, 4), rows(4, seed=1)
     frozen = rms_norm(y.clone().requires_grad_(), gain)

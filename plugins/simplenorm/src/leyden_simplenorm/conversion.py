@@ -173,10 +173,10 @@ def _maps(
         if not is_map(module) or id(module) in inside["simple"]:
             continue
         kind = type(module).__name__
-        if not (include is None or matches(name, include)) or matches(name, exclude):
-            plan.changes.append(Change(name, "kept", kind, "left out"))
-        elif (reason := reasons.get(id(module))) is not None:
+        if (reason := reasons.get(id(module))) is not None:
             plan.changes.append(Change(name, "kept", kind, reason))
+        elif not (include is None or matches(name, include)) or matches(name, exclude):
+            plan.changes.append(Change(name, "kept", kind, "left out"))
         elif name == "":
             plan.refused.append("expected a module that has linear maps, got one map; use SimpleNormLinear")
         elif id(module) in inside["attention"]:
