@@ -179,7 +179,7 @@ def row_scales(output: Float[Tensor, "*batch d"]) -> Float[Tensor, " three"]:
 
 
 def draw_scales(steps: Sequence[int], scales: Mapping[str, Sequence[Scale]]) -> Figure:
-    """Draw the median scale of every module against the step, one look for each kind of module.
+    """Draw the median scale of the modules against the step, a band and its middle for each kind of module.
 
     Args:
         steps: the steps that were watched.
@@ -192,17 +192,23 @@ def draw_scales(steps: Sequence[int], scales: Mapping[str, Sequence[Scale]]) -> 
     from matplotlib.lines import Line2D
 
     figure, (ax,) = new_figure(
-        title="Scale of the activations of every map",
-        alt="Median root mean square of each map's outputs against the optimizer step",
+        title="Scale of the activations, by kind of map",
+        alt="Median root mean square of maps' outputs against the optimizer step, by kind of map",
     )
-    looks = styles(dict.fromkeys(name.rpartition(".")[2] for name in scales))
+    kinds: dict[str, list[list[float]]] = {}
     for name, values in scales.items():
-        style = looks[name.rpartition(".")[2]]
-        medians = [middle for _, middle, _ in values]
-        ax.plot(steps[-len(medians) :], medians, color=style.color, ls=style.line, lw=1.4, alpha=0.75)
+        kinds.setdefault(name.rpartition(".")[2], []).append([middle for _, middle, _ in values])
+    looks = styles(kinds)
+    for kind, modules in kinds.items():
+        columns = [sorted(column) for column in zip(*modules, strict=False)]
+        places, color = steps[-len(columns) :], looks[kind].color
+        ax.fill_between(
+            places, [c[0] for c in columns], [c[-1] for c in columns], color=color, alpha=0.12, lw=0
+        )
+        ax.plot(places, [c[len(c) // 2] for c in columns], color=color, ls=looks[kind].line, lw=1.8)
     ax.set_yscale("log")
     ax.set_xlabel("optimizer step")
-    ax.set_ylabel("root mean square, median over tokens")
+    ax.set_ylabel("rms, median over tokens")
     lines = [Line2D([], [], color=style.color, ls=style.line, lw=1.8) for style in looks.values()]
     place_legend(figure, lines, list(looks))
     return figure
