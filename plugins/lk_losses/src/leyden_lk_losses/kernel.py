@@ -322,7 +322,7 @@ def _quick_gradient(pair: _Pair, known: _Known, scratch: Tensor, out: Tensor | N
         torch.sub(p, q, out=u)
     else:
         torch.mul(p, (known.sums.shared - known.sums.target).exp(), out=u).sub_(q)
-    u.sign_().add_(1).mul_(q)
+    torch.addcmul(q, q, u.sign_(), out=u)
     weight = -half * u.sum(-1, keepdim=True)
     if of_kl is None:
         return torch.addcmul(q.mul_(weight), u, half, out=out)
