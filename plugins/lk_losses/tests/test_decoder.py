@@ -211,6 +211,37 @@ def test_texts_proposed_from_hidden_states_have_the_targets_law(kind: Any) -> No
     assert_same_law(enumerated(decoder, [2, 0], 4), law_of(target, [2, 0], 4))
 
 
+class Yes(Draws):
+    """Accepts everything."""
+
+    def accept(self, p: Tensor, q: Tensor) -> Tensor:
+        return torch.ones_like(p, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("kind", [MedusaHeads, MLPSpeculator])
+def test_proposals_are_made_from_the_hidden_state_before_the_last_token(kind: Any) -> None:
+    seen: list[Tensor] = []
+
+    class Watched(kind):  # type: ignore[misc,valid-type]
+        def start(self, hidden: Tensor) -> Tensor:
+            seen.append(hidden[0])
+            return hidden
+
+        def forward(self, hidden: Tensor, tokens: Tensor | None = None) -> Tensor:
+            seen.append(hidden[0, 0])
+            found: Tensor = super().forward(hidden, tokens)
+            return found
+
+    target = gpt(3, seed=1)
+    prompt = torch.tensor([2, 0, 1, 1])
+    result = SpeculativeDecoder(target, Watched(8, 3, 2).double(), k=2, draws=Yes()).generate(prompt, 19)
+    hidden = wrap(target).hidden(torch.cat([prompt, result.tokens]).unsqueeze(0))[0]
+    # The first round gives one token, each later one three; the last of a round is not read yet.
+    assert len(seen) == 6
+    for place, state in enumerate(seen):
+        assert torch.allclose(state, hidden[3 + 3 * place], atol=1e-10)
+
+
 def test_a_truncated_vocabulary_and_a_temperature_keep_the_law() -> None:
     target, draft = gpt(3, seed=1), gpt(3, seed=2, depth=1, outputs=2)
     decoder = SpeculativeDecoder(
