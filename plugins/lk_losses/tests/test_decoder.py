@@ -501,6 +501,18 @@ def test_nothing_of_weight_0_is_drawn_and_nothing_impossible_accepted() -> None:
         assert draws.accept(torch.tensor([0.0, 0.5]), torch.tensor([0.5, 0.5])).tolist() == [False, True]
 
 
+def test_where_nothing_is_left_of_the_residual_the_target_is_drawn_from() -> None:
+    class No(Draws):
+        """Accepts nothing, as rounding might where p and q are equal."""
+
+        def accept(self, p: Tensor, q: Tensor) -> Tensor:
+            return torch.zeros_like(p, dtype=torch.bool)
+
+    certain = Memoryless(torch.tensor([0.0, 0.0, 50.0, 0.0]).expand(4, 4).clone())
+    result = SpeculativeDecoder(certain, certain, draws=No()).generate(torch.tensor([1]), 6)
+    assert (result.tokens.tolist(), result.accepted, result.rounds) == ([2] * 6, 0, 6)
+
+
 def test_a_decoder_of_half_precision_models_works_in_float32() -> None:
     target, draft = gpt(7, seed=1).bfloat16(), gpt(7, seed=2).bfloat16()
     seen: list[torch.dtype] = []
