@@ -289,7 +289,7 @@ class _Writer(NamedTuple):
         """Log-sum-exp of the logits that the kept states give, with which their probabilities sum to 1."""
         assert self.head is not None
         _check_no_nan(logits)
-        _check_head(_logits(self.head, states[:1]), logits[:1].float())
+        _check_head(_logits(self.head, states[:1]), logits[:1])
         # A window at a time: in single precision all of them would be much larger than what the target said.
         rows = (_logits(self.head, row.to(states.device)) / self.temperature for row in kept.float())
         return torch.stack([row.logsumexp(dim=-1).cpu() for row in rows])
@@ -335,9 +335,12 @@ def _check_no_nan(said: Tensor) -> None:
 
 def _check_head(again: Tensor, logits: Tensor) -> None:
     """Some targets change the output layer's logits, for instance by capping them."""
+    # In half precision a product may be rounded otherwise for other numbers of rows.
+    tolerance = max(_AGREEMENT, 4 * torch.finfo(logits.dtype).eps)
+    logits = logits.float()
     finite = torch.isfinite(logits)
     off = (again - logits)[finite].abs().max() if finite.any() else torch.zeros(())
-    if not bool(finite.all()) or off > _AGREEMENT * max(1.0, float(logits[finite].abs().max())):
+    if not bool(finite.all()) or off > tolerance * max(1.0, float(logits[finite].abs().max())):
         raise ValueError(
             "keep: 'hidden' needs a target whose logits are its output layer's, this one's are others; keep "
             "'full' or 'top-k'"
