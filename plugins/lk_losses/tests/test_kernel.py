@@ -121,7 +121,12 @@ def test_at_ties_the_sign_is_zero() -> None:
 
 
 def test_where_supports_are_disjoint_the_gradient_lives() -> None:
-    for gap, dtype in ((120.0, torch.float32), (120.0, torch.bfloat16), (2000.0, torch.float64)):
+    for gap, dtype in (
+        (95.0, torch.float32),  # α is then below the smallest normal number
+        (120.0, torch.float32),
+        (120.0, torch.bfloat16),
+        (2000.0, torch.float64),
+    ):
         target, draft = torch.zeros(1, 8, dtype=dtype), torch.zeros(1, 8, dtype=dtype)
         target[:, :4], draft[:, 4:] = gap, gap
         found = row_divergences(target, draft)

@@ -169,8 +169,9 @@ class OracleChain(Claim):
         """The acceptance of every loss, with that of KL as a line."""
         from leyden.figures import methods_figure
 
+        shown = [Arm(method) for method in table.methods if "flatter" not in method]
         title = "Acceptance of a draft that sees one token of two"
-        return {"acceptance": methods_figure(table, "acceptance", reference="KL", title=title)}
+        return {"acceptance": methods_figure(table, "acceptance", shown, reference="KL", title=title)}
 
 
 class GaussianToy(Claim):
