@@ -1,10 +1,11 @@
 """A training step of a block stack with each block norm in one process, and of the norm alone.
 
 Every round takes one step of every model, in another order each time, so that what else the machine does hits
-all alike; medians over the rounds. The first table is of whole models (forward, backward, no optimizer);
-"torch's RMSNorm" is the same model with `torch.nn.RMSNorm` in place of ours, as most code has it. The second
-is of one map with its norm. ``--compiled`` adds models under ``torch.compile(fullgraph=True)`` and how far
-their logits are from those in eager mode. ``--quick`` takes fewer rounds.
+all alike; medians over the rounds, by the clock and of processor time. The first table is of whole models
+(forward, backward, no optimizer); "torch's RMSNorm" is the same model with `torch.nn.RMSNorm` in place of
+ours, as most code has it. The second is of one map with its norm. ``--compiled`` adds models under
+``torch.compile(fullgraph=True)`` and how far their logits are from those in eager mode. ``--quick`` takes
+fewer rounds.
 """
 
 from __future__ import annotations
@@ -67,18 +68,28 @@ def models(dim: int) -> dict[str, nn.Module]:
     return made
 
 
-def medians(arms: dict[str, Callable[[], None]]) -> dict[str, float]:
-    """Milliseconds of each, over interleaved rounds."""
-    times: dict[str, list[float]] = {name: [] for name in arms}
+def medians(arms: dict[str, Callable[[], None]]) -> dict[str, tuple[float, float]]:
+    """Milliseconds of each by the clock, and of processor time, over interleaved rounds."""
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in arms}
     for place in range(2 + ROUNDS):
         order = list(arms)
         random.shuffle(order)
         for name in order:
-            start = time.perf_counter()
+            start = time.perf_counter(), time.process_time()
             arms[name]()
+            end = time.perf_counter(), time.process_time()
             if place > 1:
-                times[name].append(1e3 * (time.perf_counter() - start))
-    return {name: statistics.median(values) for name, values in times.items()}
+                times[name].append((1e3 * (end[0] - start[0]), 1e3 * (end[1] - start[1])))
+    columns = {name: zip(*values, strict=True) for name, values in times.items()}
+    return {name: (statistics.median(wall), statistics.median(own)) for name, (wall, own) in columns.items()}
+
+
+def print_table(heading: str, found: dict[str, tuple[float, float]], base_of: Callable[[str], str]) -> None:
+    """Print the medians, and their ratios to each one's base."""
+    print(f"\n| {heading} | ms | ratio | processor time, ms | ratio |\n|---|---|---|---|---|")
+    for name, (wall, own) in found.items():
+        base = found[base_of(name)]
+        print(f"| {name} | {wall:.1f} | {wall / base[0]:.2f} | {own:.1f} | {own / base[1]:.2f} |")
 
 
 def step_of(model: nn.Module, tokens: Tensor) -> Callable[[], None]:
@@ -107,11 +118,11 @@ for dim in asked.dims:
     found = medians({name: step_of(model, tokens) for name, model in made.items()})
     print(
         f"\n## simplenorm: dim {dim}, {LAYERS} layers, {BATCH} x {LENGTH} tokens, {threads} thread(s), "
-        f"medians of {ROUNDS}\n\n| model | ms | over pre-norm |\n|---|---|---|"
+        f"medians of {ROUNDS}"
     )
-    for name, value in found.items():
-        base = "pre-norm, compiled" if name.endswith("compiled") else "pre-norm"
-        print(f"| {name} | {value:.1f} | {value / found[base]:.2f} |")
+    print_table(
+        "model", found, lambda name: "pre-norm, compiled" if name.endswith("compiled") else "pre-norm"
+    )
     if asked.compiled:
         with torch.no_grad():
             apart = [
@@ -143,6 +154,4 @@ for dim in asked.dims:
             ),
         }
     )
-    print("\n| one map, forward and backward | ms | over Linear |\n|---|---|---|")
-    for name, value in alone.items():
-        print(f"| {name} | {value:.2f} | {value / alone['torch.nn.Linear']:.2f} |")
+    print_table("one map, forward and backward", alone, lambda name: "torch.nn.Linear")
