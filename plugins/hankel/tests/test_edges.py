@@ -13,14 +13,19 @@ import torch
 from leyden_hankel import (
     Completion,
     HankelCompletion,
+    JacobiPGD,
     SpectralSignal,
     complete,
     esprit,
     estimate_rank,
+    hsnld,
     match_frequencies,
     relative_error,
     spectral_signal,
 )
+from leyden_hankel import completion as completion_module
+from leyden_hankel import solver as solver_module
+from leyden_hankel.completion import prepare
 
 NAN = complex(math.nan, 0)
 
@@ -52,6 +57,14 @@ SIGNAL = drawn(63, 3, samples=40)
         ({"outlier_fraction": 0.1}, "^step: expected 'fixed' or a number with outlier_fraction=0.1"),
         ({"step": "newton"}, "^step: expected auto, exact, fixed or a number"),
         ({"step": 0.0}, "^step"),
+        ({"step": None}, "^step: expected auto"),
+        ({"step": True}, "^step: expected auto"),
+        ({"tol": None}, "^tol: expected a finite number"),
+        ({"damping": "a"}, "^damping: expected a finite number"),
+        ({"outlier_fraction": None}, "^outlier_fraction: expected a number"),
+        ({"step": "fixed", "outlier_fraction": 0.1, "consistent": True}, "^consistent: expected False"),
+        ({"observed": torch.tensor(1.0)}, "^observed: expected a signal"),
+        ({"signal_dims": 1.0}, "^signal_dims: expected 1 to 1"),
         ({"preconditioner": "diagonal"}, "^preconditioner: expected one of"),
         ({"tol": -1.0}, "^tol"),
         ({"damping": math.nan}, "^damping"),
@@ -214,6 +227,10 @@ def test_signals_of_any_size_are_scaled_exactly() -> None:
     for power in (-40, 60):
         scaled = complete(SIGNAL.y * 4.0**power, SIGNAL.mask, 3)
         assert torch.equal(torch.view_as_real(scaled.x * 4.0**-power), torch.view_as_real(plain.x))
+    largest = SIGNAL.y.abs().max()
+    for top in (1.7e308, 1e-307):  # next to the ends of the numbers
+        there = complete(SIGNAL.y / largest * top, SIGNAL.mask, 3).x
+        assert relative_error(there / top * largest, SIGNAL.truth) <= 1e-6
     single = SIGNAL.y.to(torch.complex64) * 1e-30  # whose squares are below the smallest number
     assert relative_error(complete(single, SIGNAL.mask, 3).x * 1e30, SIGNAL.truth) <= 1e-5
 
@@ -237,22 +254,28 @@ def test_too_few_samples_to_estimate_a_rank_from_are_told() -> None:
         complete(torch.exp(1j * torch.arange(7)))
 
 
-def test_gradients_through_the_iterations_match_differences() -> None:
+def test_gradients_through_the_iterations_match_differences(monkeypatch: pytest.MonkeyPatch) -> None:
     signal = drawn(15, 1, samples=9, noise_db=20)
     solver = HankelCompletion(15, 1, step="fixed", max_iter=4, tol=0.0)
+    constant = solver_module.start(
+        prepare(signal.y, signal.mask, (15,), solver.settings).problem, solver.settings
+    )
+    monkeypatch.setattr(  # differences see the start move, gradients by contract do not
+        completion_module, "start", lambda p, s: solver_module.start_at(p, s, constant.factor)
+    )
 
     def function(real: torch.Tensor) -> torch.Tensor:
-        y = torch.complex(real, real.flip(0))
-        return torch.view_as_real(solver(y, signal.mask, differentiable=True).x)
+        y = torch.complex(real, signal.y.imag)
+        return torch.view_as_real(solver(y, signal.mask, differentiable=True).x).square().sum()
 
     given = signal.y.real.clone().requires_grad_()
-    first = spectral_start_is_constant(function, given)
-    assert first.abs().max() > 0
-
-
-def spectral_start_is_constant(function: Any, given: torch.Tensor) -> torch.Tensor:
-    (gradient,) = torch.autograd.grad(function(given).square().sum(), given)
-    return gradient
+    (gradient,) = torch.autograd.grad(function(given), given)
+    assert gradient.abs().max() > 0
+    for place in signal.mask.nonzero().flatten().tolist():
+        step = torch.zeros(15, dtype=torch.float64).index_fill(0, torch.tensor([place]), 1e-6)
+        difference = (function(given.detach() + step) - function(given.detach() - step)) / 2e-6
+        assert float(gradient[place]) == pytest.approx(float(difference), rel=1e-5, abs=1e-6)
+    assert gradient[~signal.mask].abs().max() == 0
 
 
 def test_gradients_need_a_fixed_step() -> None:
@@ -279,3 +302,62 @@ def test_a_factor_of_another_signal_is_refused() -> None:
 def test_numpy_arrays_and_integers_are_taken_for_masks() -> None:
     found = complete(SIGNAL.y.numpy(), SIGNAL.mask.numpy().astype(np.int64), 3)
     assert relative_error(found.x, SIGNAL.truth) <= 1e-6
+
+
+def test_dependent_columns_give_the_lines_that_there_are_and_nan_is_named() -> None:
+    column = torch.exp(0.7j * torch.arange(16, dtype=torch.float64)).unsqueeze(1)
+    lines = esprit(torch.cat([column, 2 * column, 0 * column], dim=1), 31)
+    assert lines.frequencies.tolist() == pytest.approx([0.7 / (2 * math.pi)])
+    assert len(lines.amplitudes) == 1
+    with pytest.raises(ValueError, match=r"^Z: expected finite numbers"):
+        esprit(column * math.nan, 31)
+
+
+def test_no_signal_at_all_is_named_and_arrays_are_taken() -> None:
+    solver = HankelCompletion(63, 3)
+    with pytest.raises(ValueError, match=r"^observed: expected at least one signal"):
+        solver(SIGNAL.y.expand(0, 63), SIGNAL.mask.expand(0, 63))
+    assert bool(solver(SIGNAL.y.numpy(), SIGNAL.mask.numpy()).converged)
+    for shape in (63.0, None):
+        with pytest.raises(ValueError, match=r"^shape: expected sizes"):
+            HankelCompletion(shape, 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"max_rank": 0}, "^max_rank: expected a whole number"),
+        ({"held_out": 0.99}, "^held_out: expected samples on both sides"),
+        ({"held_out": math.nan}, "^held_out: expected a number"),
+        ({"signal_dims": 0}, "^signal_dims: expected 1 to 1"),
+        ({"mask": SIGNAL.mask[:5]}, "^mask: expected shape"),
+        ({"mask": SIGNAL.mask * 0.5}, "^mask: expected bool"),
+    ],
+)
+def test_wrong_arguments_of_the_rank_are_named(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        estimate_rank(**{"observed": SIGNAL.y, "mask": SIGNAL.mask, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"max_iter": 0}, "^max_iter"),
+        ({"tol": -1.0}, "^tol"),
+        ({"step": math.nan}, "^step"),
+        ({"outlier_fraction": 0.7}, "^outlier_fraction"),
+        ({"truth": torch.ones(4)}, "^truth: expected shape"),
+    ],
+)
+def test_wrong_arguments_of_the_predecessors_are_named(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        hsnld(SIGNAL.y, SIGNAL.mask, 3, **arguments)
+
+
+def test_a_factor_of_zeros_stays_finite_in_every_step_of_the_optimizer() -> None:
+    for preconditioner in ("tangent", "block_jacobi", "none"):
+        factor = torch.zeros(4, 2, requires_grad=True)
+        optimizer = JacobiPGD([factor], preconditioner=preconditioner)  # type: ignore[arg-type]
+        (factor @ factor.mT - torch.eye(4)).square().sum().backward()
+        optimizer.step()
+        assert bool(factor.isfinite().all())

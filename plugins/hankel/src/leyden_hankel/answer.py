@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from leyden_hankel.completion import Completion, HankelCompletion
+from leyden_hankel.completion import Completion, HankelCompletion, signal_shape
 from leyden_hankel.directions import Preconditioner
 from leyden_hankel.rank import estimate_rank
 from leyden_hankel.solver import Step
@@ -60,12 +60,9 @@ def complete(
     (0.1234, 0.4)
     """
     y = torch.as_tensor(observed)
-    dims = y.dim() if signal_dims is None else signal_dims
-    if not 1 <= dims <= y.dim():
-        raise ValueError(f"signal_dims: expected 1 to {y.dim()}, got {signal_dims!r}")
-    shape = tuple(y.shape[y.dim() - dims :])
+    shape = signal_shape(y, signal_dims)
     if rank is None:
-        rank = estimate_rank(y, mask, signal_dims=dims, outlier_fraction=outlier_fraction)
+        rank = estimate_rank(y, mask, signal_dims=len(shape), outlier_fraction=outlier_fraction)
     solver = HankelCompletion(
         shape,
         rank,

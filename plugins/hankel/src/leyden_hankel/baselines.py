@@ -376,16 +376,19 @@ def _solve(
     **options: Any,
 ) -> Completion:
     """Prepare the signal, iterate until it no longer changes, and wrap the result up."""
-    task = _task(observed, mask, rank)
+    fraction = options.get("outlier_fraction", 0.0)
+    task = _task(observed, mask, rank, max_iter=max_iter, tol=tol, outlier_fraction=fraction)
+    for name in ("step", "decay"):
+        if name in options and not 0 < options[name] < math.inf:
+            raise ValueError(f"{name}: expected a finite number above 0, got {options[name]!r}")
     with torch.no_grad():
         problem = task.problem
-        fraction = float(options.get("outlier_fraction", 0.0))
         seen = without_largest(problem, fraction)
         factor = spectral_init(seen, problem.mask, rank, operator=problem.operator)
         iterates = method(problem, factor, **options)
         _, x = next(iterates)
         changes, errors, done, count = [], [], False, 0
-        goal = None if truth is None else task.flat(torch.as_tensor(truth))
+        goal = None if truth is None else task.goal(truth)
         for current, after in itertools.islice(iterates, max_iter):
             factor, count = current, count + 1
             changes.append(torch.linalg.vector_norm(after - x) / torch.linalg.vector_norm(x))
@@ -399,9 +402,9 @@ def _solve(
     return _completion(task, factor, x, count, done, history)
 
 
-def _task(observed: Any, mask: Any, rank: int) -> Task:
+def _task(observed: Any, mask: Any, rank: int, **settings: Any) -> Task:
     y = torch.as_tensor(observed)
-    return prepare(y, mask, checked_shape(tuple(y.shape)), Settings(rank=rank))
+    return prepare(y, mask, checked_shape(tuple(y.shape)), Settings(rank=rank, step="fixed", **settings))
 
 
 def _completion(

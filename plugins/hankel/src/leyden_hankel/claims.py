@@ -391,19 +391,16 @@ class Field(Claim):
 
     def cells(self, scale: Scale) -> Sequence[Cell]:
         """Three problems with their rivals, and the array."""
-        arms: list[tuple[str, Mapping[str, bool | int | float | str | None]]] = [
-            *(("tangent", {"signal": signal}) for signal in ("lines", "nmr", "short", "array")),
-            *(("EMaC", {"signal": "short", "eps": eps}) for eps in (1e-9, 1e-7, 1e-6)),
-            *(
-                ("IST", {"signal": signal, "decay": decay})
-                for signal in ("lines", "nmr")
-                for decay in (0.9, 0.95, 0.98, 0.99, 0.995)
-            ),
+        arms: list[tuple[str, str, dict[str, float]]] = [
+            *(("tangent", signal, {}) for signal in ("lines", "nmr", "short", "array")),
+            *(("EMaC", "short", {"eps": eps}) for eps in (1e-9, 1e-7, 1e-6)),
         ]
+        for signal in ("lines", "nmr"):
+            arms += [("IST", signal, {"decay": decay}) for decay in (0.9, 0.95, 0.98, 0.99, 0.995)]
         return [
-            Cell(method=method, seed=seed, setting=setting, scale=scale.name)
+            Cell(method=method, seed=seed, setting={"signal": signal, **options}, scale=scale.name)
             for seed in range(scale.seeds)
-            for method, setting in arms
+            for method, signal, options in arms
         ]
 
     def run(self, cell: Cell) -> Measured:

@@ -63,10 +63,7 @@ class Completion:
     @cached_property
     def singular_values(self) -> Float[Tensor, "*batch rank"]:
         """The singular values of the completed Hankel matrix, descending."""
-        squares, turns = torch.linalg.eigh(self.Z.mH @ self.Z)
-        triangle = squares.clamp(min=0).sqrt().unsqueeze(-1) * turns.mH  # Z is orthonormal columns times it
-        values: Tensor = torch.linalg.svdvals(triangle @ triangle.mT)
-        return values
+        return _singular_values(self.Z)
 
     @cached_property
     def gram_condition(self) -> Float[Tensor, "*batch"]:
@@ -120,7 +117,7 @@ class HankelCompletion(nn.Module):
         tol: relative change of the signal that ends the iteration.
         outlier_fraction: the share of the observed samples that may be grossly wrong, below 0.5.
         damping: see `Settings`.
-        consistent: whether the observed samples are put back into the result.
+        consistent: whether the observed samples are put back into the result, where none is an outlier.
 
     Raises:
         ValueError: if an argument is out of its range; the text names it.
@@ -153,6 +150,8 @@ class HankelCompletion(nn.Module):
         rows = HankelOperator(padded_shape(self.shape)).rows
         if rank > rows:
             raise ValueError(f"rank: expected at most {rows}, the rows of the Hankel matrix, got {rank}")
+        if consistent and outlier_fraction:
+            raise ValueError("consistent: expected False with outlier_fraction, or outliers are put back")
         self.consistent = consistent
 
     def forward(
@@ -183,6 +182,7 @@ class HankelCompletion(nn.Module):
                 f"differentiable: expected step='fixed' and at most {_UNROLLED} iterations, got "
                 f"step={self.settings.step!r} and max_iter={self.settings.max_iter}"
             )
+        y = torch.as_tensor(y)
         with torch.set_grad_enabled(differentiable), torch.autocast(y.device.type, enabled=False):
             return self._solve(prepare(y, mask, self.shape, self.settings), truth)
 
@@ -218,10 +218,19 @@ class Task:
         places: Any = (..., *(slice(size) for size in self.shape))
         return x[places]
 
-    def flat(self, x: Tensor) -> Tensor:
-        """A signal as it was given, as ``(batch, *shape)``, divided by its scale."""
-        x = x.to(device=self.scale.device, dtype=self.problem.operator.dtype).reshape(-1, *self.shape)
-        return x / self.scale.reshape(-1, *(1 for _ in self.shape))
+    def goal(self, truth: Any) -> Tensor:
+        """The true signals as they were given, as ``(batch, *shape)``, divided by their scale.
+
+        Raises:
+            ValueError: if their shape is another.
+        """
+        truth = torch.as_tensor(truth)
+        expected = (*self.batch, *self.shape)
+        if tuple(truth.shape) != expected:
+            raise ValueError(f"truth: expected shape {expected}, got {tuple(truth.shape)}")
+        x = truth.to(device=self.scale.device, dtype=self.problem.operator.dtype).reshape(-1, *self.shape)
+        scaled: Tensor = x / self.scale.reshape(-1, *(1 for _ in self.shape))
+        return scaled
 
 
 class Record:
@@ -236,11 +245,7 @@ class Record:
         self._task = task
         self._truth: Tensor | None = None
         if truth is not None:
-            truth = torch.as_tensor(truth)
-            expected = (*task.batch, *task.shape)
-            if tuple(truth.shape) != expected:
-                raise ValueError(f"truth: expected shape {expected}, got {tuple(truth.shape)}")
-            self._truth = task.flat(truth)
+            self._truth = task.goal(truth)
         self.series: dict[str, list[Tensor]] = {"objective": [], "rel_change": [], "step_size": []}
         if self._truth is not None:
             self.series["rel_error"] = []
@@ -290,15 +295,18 @@ def prepare(y: Any, mask: Any, shape: Sequence[int], settings: Settings) -> Task
         raise ValueError(
             f"observed: expected shape (..., {', '.join(map(str, sizes))}), got {tuple(y.shape)}"
         )
-    mask = _as_mask(mask, y)
+    mask = observed_mask(mask, y)
     batch = tuple(y.shape[: y.dim() - len(sizes)])
+    if 0 in batch:
+        raise ValueError(f"observed: expected at least one signal, got the shape {tuple(y.shape)}")
     y, mask = y.reshape(-1, *sizes), mask.reshape(-1, *sizes)
     y = torch.where(mask, y, torch.zeros((), dtype=y.dtype, device=y.device))
     _check_samples(y, mask, settings)
     padding = [pad for size in reversed(sizes) for pad in (0, 1 - size % 2)]
     places = tuple(range(1, y.dim()))
-    largest = y.detach().abs().amax(dim=places)
-    scale = torch.exp2(2 * (largest.log2() / 2).round())
+    largest = torch.view_as_real(y.detach()).abs().flatten(1).amax(dim=1)
+    # From a quarter of the largest sample to all of it: neither it nor its inverse overflows.
+    scale = torch.exp2(2 * (largest.log2() / 2).floor())
     rate = mask.to(scale.dtype).mean(dim=places)
     scaled = y / scale.reshape(-1, *(1 for _ in sizes))
     operator = HankelOperator(padded_shape(sizes), y.dtype, device=y.device)
@@ -339,8 +347,22 @@ def finish(task: Task, state: State, record: Record, *, consistent: bool = False
         converged=state.converged.reshape(task.batch),
         shape=task.shape,
     )
-    _warn_of_rank(completion)
+    _warn_of_rank(completion, factor)
     return completion
+
+
+def signal_shape(y: Tensor, signal_dims: int | None) -> tuple[int, ...]:
+    """The sizes of a signal among those of a tensor of signals.
+
+    Raises:
+        ValueError: if the tensor has no dimension, or not as many.
+    """
+    if y.dim() == 0:
+        raise ValueError("observed: expected a signal, got a single number")
+    dims = y.dim() if signal_dims is None else signal_dims
+    if isinstance(dims, bool) or not isinstance(dims, int) or not 1 <= dims <= y.dim():
+        raise ValueError(f"signal_dims: expected 1 to {y.dim()}, got {signal_dims!r}")
+    return tuple(y.shape[y.dim() - dims :])
 
 
 def checked_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
@@ -349,7 +371,7 @@ def checked_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
     Raises:
         ValueError: if there is none, or one is below 3.
     """
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     if not sizes or any(isinstance(n, bool) or not isinstance(n, int) or n < 3 for n in sizes):
         raise ValueError(f"shape: expected sizes of at least 3, got {shape!r}")
     return sizes
@@ -366,7 +388,12 @@ def _as_complex(y: Tensor) -> Tensor:
     )
 
 
-def _as_mask(mask: Any, y: Tensor) -> Tensor:
+def observed_mask(mask: Any, y: Tensor) -> Tensor:
+    """The mask of signals as bool: what was given, or where the samples are not NaN.
+
+    Raises:
+        ValueError: if it has another shape, or values other than 0 and 1.
+    """
     if mask is None:
         return ~torch.isnan(y)
     mask = torch.as_tensor(mask, device=y.device)
@@ -432,10 +459,18 @@ def _is_real(x: Tensor) -> bool:
     return bool(torch.linalg.vector_norm(x.imag) <= tolerance * torch.linalg.vector_norm(x))
 
 
-def _warn_of_rank(completion: Completion) -> None:
-    """Warn where singular values are no larger than what the iteration left undecided."""
+def _singular_values(factor: Tensor) -> Tensor:
+    """The singular values of Z Z^T, descending."""
+    squares, turns = torch.linalg.eigh(factor.mH @ factor)
+    triangle = squares.clamp(min=0).sqrt().unsqueeze(-1) * turns.mH  # Z is orthonormal columns times it
+    values: Tensor = torch.linalg.svdvals(triangle @ triangle.mT)
+    return values
+
+
+def _warn_of_rank(completion: Completion, factor: Tensor) -> None:
+    """Warn where singular values, here of the scaled signals, are no larger than what was left undecided."""
     with torch.no_grad():
-        values = completion.singular_values.reshape(-1, completion.rank)
+        values = _singular_values(factor)
         last = completion.history["rel_change"][-1].reshape(-1, 1)
         level = torch.where(last <= _SETTLED, _UNDECIDED * last, torch.zeros_like(last)).clamp(min=_SINGULAR)
         found = (values > level * values[:, :1]).sum(dim=1)

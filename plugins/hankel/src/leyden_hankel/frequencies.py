@@ -39,7 +39,7 @@ def esprit(Z: Complex[Tensor, "rows rank"], shape: int | Sequence[int]) -> Lines
     Poles of a repeated or defective frequency lose half of the digits.
 
     Args:
-        Z: the factor of one signal, of full rank.
+        Z: the factor of one signal; with columns that depend on others there are fewer lines than columns.
         shape: the sizes of the signal, even ones as they are.
 
     Returns:
@@ -47,7 +47,7 @@ def esprit(Z: Complex[Tensor, "rows rank"], shape: int | Sequence[int]) -> Lines
 
     Raises:
         ValueError: if Z has not the rows that a signal of this shape has, or more columns than a shift leaves
-            rows.
+            rows, or is not finite.
     """
     sizes = (int(shape),) if isinstance(shape, int) else tuple(int(size) for size in shape)
     operator = HankelOperator(padded_shape(sizes), Z.dtype, device=Z.device)
@@ -57,7 +57,11 @@ def esprit(Z: Complex[Tensor, "rows rank"], shape: int | Sequence[int]) -> Lines
     for axis, size in enumerate(operator.block):
         if rank > operator.rows - operator.rows // size:
             raise ValueError(f"Z: expected fewer columns than a shift along axis {axis} leaves rows")
-    shifts = _shifts(orthonormal_basis(Z), operator.block)
+    if not bool(Z.isfinite().all()):
+        raise ValueError("Z: expected finite numbers, got NaN or infinity")
+    basis = orthonormal_basis(Z)
+    basis = basis[:, torch.linalg.vector_norm(basis, dim=0) > 0.5]  # a dependent column is zero there
+    shifts = _shifts(basis, operator.block)
     poles = _joint_eigenvalues(shifts)
     x = operator.lift_adjoint(operator.fft(Z))[tuple(slice(size) for size in sizes)]
     amplitudes = fit_amplitudes(x, poles)

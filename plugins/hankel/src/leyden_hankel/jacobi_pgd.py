@@ -101,7 +101,8 @@ def _advance(factor: Tensor, group: dict[str, Any]) -> None:
     gradient = factor.grad.to(wide.dtype) / 2  # type: ignore[union-attr]
     gram = wide.mT @ wide.conj()
     if group["preconditioner"] == "none":
-        towards = gradient / torch.linalg.matrix_norm(gram, ord=2)[..., None, None]
+        largest = torch.linalg.matrix_norm(gram, ord=2)[..., None, None]
+        towards = gradient / largest.clamp(min=torch.finfo(largest.dtype).tiny)
     else:
         mean = gram.diagonal(dim1=-2, dim2=-1).real.mean(dim=-1)
         inverse = regularized_inverse(gram, group["damping"] * mean)

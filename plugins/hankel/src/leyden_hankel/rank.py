@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leyden_hankel.completion import HankelCompletion
+from leyden_hankel.arguments import check_count
+from leyden_hankel.completion import HankelCompletion, observed_mask, signal_shape
 
 _ITERATIONS = 60
 """Iterations of a trial; a rank that has not found the signal by then is not the right one."""
@@ -58,18 +59,21 @@ def estimate_rank(
     3
     """
     y = torch.as_tensor(observed)
-    seen = ~torch.isnan(y) if mask is None else torch.as_tensor(mask).bool().expand(y.shape)
+    shape = signal_shape(y, signal_dims)
+    seen = observed_mask(mask, y)
+    if max_rank is not None:
+        check_count("max_rank", max_rank)
     if not 0 < held_out < 1:
         raise ValueError(f"held_out: expected a number between 0 and 1, got {held_out!r}")
     generator = generator or torch.Generator().manual_seed(0)
     chosen = torch.rand(y.shape, generator=generator).to(y.device) < held_out
     used, judged = seen & ~chosen, seen & chosen
-    dims = signal_dims or y.dim()
-    shape = tuple(y.shape[y.dim() - dims :])
-    places = tuple(range(-dims, 0))
-    samples = int(used.sum(dim=places).min())
-    if int(seen.sum(dim=places).min()) < 8 or not bool(judged.any()):
+    places = tuple(range(-len(shape), 0))
+    if 0 in y.shape or int(seen.sum(dim=places).min()) < 8:
         raise ValueError("rank: expected at least 8 observed samples to estimate it from, or a number")
+    samples = int(used.sum(dim=places).min())
+    if samples < 3 or not bool(judged.any()):
+        raise ValueError(f"held_out: expected samples on both sides, got {held_out!r} of {int(seen.sum())}")
     limit = min(max_rank or 64, samples // 3, math.prod(n // 2 + 1 for n in shape))
     errors: list[float] = []
     for rank in range(1, limit + 1):

@@ -73,15 +73,14 @@ class Settings:
             raise ValueError(
                 f"preconditioner: expected one of {', '.join(PRECONDITIONERS)}, got {self.preconditioner!r}"
             )
-        named = isinstance(self.step, str)
-        if (named and self.step not in STEPS) or not (named or 0 < float(self.step) < math.inf):
+        if self.step not in STEPS if isinstance(self.step, str) else not _is_number(self.step, above=0):
             raise ValueError(f"step: expected {', '.join(STEPS)} or a number above 0, got {self.step!r}")
         for name, value, below in (
             ("tol", self.tol, math.inf),
             ("damping", self.damping, math.inf),
             ("outlier_fraction", self.outlier_fraction, 0.5),
         ):
-            if not 0 <= value < below:
+            if not (_is_number(value) and 0 <= value < below):
                 limit = "finite number of at least 0" if below == math.inf else "number from 0 to below 0.5"
                 raise ValueError(f"{name}: expected a {limit}, got {value!r}")
         if self.outlier_fraction and self.searches:
@@ -103,6 +102,11 @@ class Settings:
         if self.preconditioner == "tangent":
             return 0.7 if self.outlier_fraction else 1.0
         return 0.5
+
+
+def _is_number(value: object, above: float = -math.inf) -> bool:
+    """Whether a value is a finite number above a limit; True and False are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and above < value < math.inf
 
 
 @dataclass(frozen=True)
