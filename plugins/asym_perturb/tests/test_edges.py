@@ -31,7 +31,7 @@ from leyden_asym_perturb import (
     solve_matrix_game_lp,
 )
 from leyden_asym_perturb.game import POWER_SAFETY, spectral_norm
-from leyden_asym_perturb.solver import Solver
+from leyden_asym_perturb.solver import Solver, _distance
 
 BRPS = biased_rps().payoff[0]
 
@@ -171,7 +171,7 @@ def test_duplicate_and_dominated_actions_leave_the_value() -> None:
 
 def test_adding_a_constant_and_scaling_change_nothing_but_the_value() -> None:
     plain = asymp_solve(BRPS)
-    shifted = asymp_solve(BRPS + 1000.0, eps=1e-8)
+    shifted = asymp_solve(BRPS + 1000.0, eps=1e-8, max_iters=1_000)
     assert abs(shifted.iters - plain.iters) <= 10
     scaled = asymp_solve(1e4 * BRPS, eps=1e-4)
     torch.testing.assert_close(scaled.x, plain.x, rtol=0, atol=1e-7)
@@ -383,3 +383,17 @@ def test_games_stay_whole_in_copies() -> None:
 def test_all_of_a_game_is_on_one_device() -> None:
     for game in (biased_rps(), kuhn_poker()):
         assert {buffer.device.type for buffer in game.to("meta").buffers()} == {"meta"}
+
+
+def test_a_cold_round_starts_anew_and_a_warm_one_goes_on() -> None:
+    for warm in (True, False):
+        solver = Solver(biased_rps(), eps=1e-12, warm_start=warm)
+        while int(solver.rounds) == 0:
+            solver.advance(10)
+        assert torch.equal(solver.x[0, 0], torch.full((3,), 1 / 3, dtype=torch.float64)) is not warm
+
+
+def test_one_process_counts_what_the_perturbation_hides() -> None:
+    gap, mu, radius = (torch.tensor(number, dtype=torch.float64) for number in (0.02, 1.0, 0.5))
+    assert float(_distance(gap, mu, radius)) == pytest.approx(0.02 + 0.5 * 0.2)
+    assert float(_distance(-gap, mu, radius)) == 0

@@ -24,7 +24,16 @@ from leyden_asym_perturb import (
     random_matrix,
     solve_matrix_game_lp,
 )
-from leyden_asym_perturb.baselines import Extragradient, Method, OptimisticGDA, PerturbedGDA, run
+from leyden_asym_perturb.baselines import (
+    Extragradient,
+    Method,
+    MirroredAsymP,
+    OptimisticGDA,
+    PerturbedGDA,
+    run,
+)
+from leyden_asym_perturb.game import STEP_SHARE, default_step
+from leyden_asym_perturb.solver import Solver
 from torch import Tensor
 
 BRPS = biased_rps().payoff[0]
@@ -252,6 +261,10 @@ def test_below_half_the_sharpness_nash_conv_is_at_most_twice_the_gaps() -> None:
 
 
 def test_rounds_end_above_half_the_sharpness_and_without_delay() -> None:
+    halved = asymp_solve(BRPS, max_iters=1_000)
+    assert [one.mu for one in halved.history] == [12.0, 6.0, 3.0]
+    assert halved.history[-1].iters <= 60
+    assert halved.iters <= 100
     for seed in range(40):
         A = torch.from_numpy(np.random.default_rng(seed).standard_normal((3, 3)))
         both = solve_matrix_game_lp(A)
@@ -261,9 +274,6 @@ def test_rounds_end_above_half_the_sharpness_and_without_delay() -> None:
         sharp = min(sharpness(A, both.x), sharpness(-A.mT, both.y))
         assert found.converged
         assert all(one.mu > sharp / (2 * math.sqrt(2 / 3)) for one in found.history)
-    halved = asymp_solve(BRPS)
-    assert [one.mu for one in halved.history] == [12.0, 6.0, 3.0]
-    assert halved.history[-1].iters <= 60
 
 
 def test_the_certificate_is_right_whatever_mu_is() -> None:
@@ -294,3 +304,33 @@ def test_gains_and_costs_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "words.csv").write_text("1,two\n3,4\n")
     with pytest.raises(ValueError, match=r"words\.csv"):
         MatrixGame.from_csv(tmp_path / "words.csv")
+
+
+def test_the_default_step_is_a_share_of_the_longest_stable_one() -> None:
+    for norm, mu in ((3.0, 0.0), (3.0, 1.0), (0.1, 50.0), (0.0, 2.0)):
+        eta = float(default_step(torch.tensor([norm]), torch.tensor([mu]))[0]) / STEP_SHARE
+        assert eta**2 * norm**2 + 2 * eta * mu == pytest.approx(4.0, rel=1e-5)
+    assert STEP_SHARE < 1
+    assert float(default_step(torch.zeros(1), torch.zeros(1))) == 1.0
+
+
+def test_the_solver_is_the_method_step_by_step() -> None:
+    game = random_matrix(5, 3)
+    x0, y0 = starts(1, 5)
+    solver = Solver(game, eps=1e-300, mu=0.3, eta=0.1, x0=x0, y0=y0)
+    method = MirroredAsymP(game, eta=0.1, mu=0.3, x0=x0[None], y0=y0[None])
+    for _ in range(30):
+        solver.advance(1)
+        method.step()
+        torch.testing.assert_close(solver.x[:, 0], method.x, rtol=0, atol=1e-13)
+        torch.testing.assert_close(solver.y[:, 1], method.y, rtol=0, atol=1e-13)
+    assert float(solver.current) == pytest.approx(float(game.nash_conv(method.x, method.y)), abs=1e-12)
+
+
+def test_gaps_of_games_are_those_of_the_function() -> None:
+    game, mu = random_matrix(4, 2), torch.tensor([0.7], dtype=torch.float64)
+    x, y = starts(3, 4)
+    for player, side, pair in ((0, "x", (x, y)), (1, "y", (y, x))):
+        ours = game.perturbed_gap(player, pair[0][None], pair[1][None], mu)
+        expected = perturbed_gap(game.payoff[0], 0.7, x, y, side)  # type: ignore[arg-type]
+        assert float(ours) == pytest.approx(float(expected), abs=1e-13)

@@ -58,3 +58,8 @@ def test_its_gradient_is_that_of_finite_differences() -> None:
     for size in (2, 3, 7):
         points = torch.randn(20, size, dtype=torch.float64, generator=generator, requires_grad=True)
         assert torch.autograd.gradcheck(project_simplex, (points,))
+
+
+def test_far_from_the_simplex_no_digits_are_lost() -> None:
+    point = torch.tensor([0.25, 0.5, 0.125, -3.0], dtype=torch.float64)
+    torch.testing.assert_close(project_simplex(2.0**40 + point), project_simplex(point), rtol=0, atol=1e-15)

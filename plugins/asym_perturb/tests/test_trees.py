@@ -276,6 +276,8 @@ def test_the_radius_bounds_how_the_regulariser_changes(games: dict[str, Sequence
             )
             change = float(tp.dilated_norm(tree, near) - tp.dilated_norm(tree, far))
             assert abs(change) <= float(game.radius[0]) * moved**0.5 + 1e-12
+    # by hand: three sets with slope (1 + 1 / 2) / √2, each above a set of slope 1 / √2
+    assert tp.radius(games["kuhn"].trees[0]) == pytest.approx((3 * (1.125 + 0.5)) ** 0.5)
     assert tp.radius(SequenceFormGame.from_tree(rps_tree()).trees[0]) == pytest.approx((2 / 3) ** 0.5)
 
 
@@ -413,3 +415,11 @@ def test_strategies_in_float32_are_understood(games: dict[str, SequenceFormGame]
         assert float(game.nash_conv(x.float(), y.float())) == pytest.approx(
             float(game.nash_conv(x, y)), rel=1e-6
         )
+
+
+def test_a_plan_that_does_not_reach_a_set_is_uniform_there(games: dict[str, SequenceFormGame]) -> None:
+    game = games["kuhn"]
+    betting = game.strategy(0, {card: {"bet": 1.0} for card in "012"})
+    back = game.to_behaviour(0, game.to_sequence(0, betting))
+    assert game.policy(0, back)["0pb"] == {"pass": 0.5, "bet": 0.5}
+    assert game.policy(0, back)["0"] == {"pass": 0.0, "bet": 1.0}
