@@ -126,6 +126,8 @@ def draw_curve(path: str, seconds: dict[str, dict[int, float]]) -> None:
     look = styles(METHODS)
     figure, (ax,) = new_figure(title="Time to a relative error of 1e-6", height=4.4)
     for method, times in seconds.items():
+        if not times:  # it never arrived
+            continue
         style = look[method]
         ax.plot(
             times.keys(), times.values(), color=style.color, marker=style.marker, ls=style.line, label=method
