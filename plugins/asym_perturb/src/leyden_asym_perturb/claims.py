@@ -690,7 +690,7 @@ class Trees(_Trees):
             "Kuhn": {
                 "AsymP": _strengths(2.0, 0.02, 0.03, 0.04, 0.05),
                 "SymP": _strengths(1.0, 0.0001, 0.001, 0.01, 0.03),
-                "GDA": _rates(0.1, 0.25, 0.5, 1.0),
+                "GDA": _rates(0.25, 0.5, 1.0, 2.0),
                 "OGDA": _rates(0.5, 1.0, 2.0, 4.0),
             },
             "Goofspiel-4": {
