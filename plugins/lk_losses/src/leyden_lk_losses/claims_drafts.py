@@ -59,7 +59,7 @@ _UNTOUCHED = Statement(
 class _Drafts(Claim):
     """What both kinds of draft have in common: the target, the text, the measurements."""
 
-    minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.3, "laptop": 7.0, "paper": 20.0}
+    minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.3, "laptop": 10.0, "paper": 30.0}
     seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 3, "paper": 8}
     metric = "test_tau"
     unit = "tokens a pass"
@@ -86,7 +86,7 @@ class _Drafts(Claim):
             )
             for seed in range(scale.seeds)
             for method in methods
-            for rate in scale.pick(smoke=self.rates[:1], laptop=self.rates)
+            for rate in scale.pick(smoke=self.rates[1:2], laptop=self.rates)
         ]
 
     def run(self, cell: Cell) -> Measured:
@@ -212,8 +212,8 @@ class Heads(_Drafts):
         _UNTOUCHED,
     )
     methods = ("KL", "TV", "LK-alpha", "LK-lambda 3", "LK-lambda 10")
-    rates = (0.003, 0.01)
-    batch_size = 3
+    rates = (0.003, 0.01, 0.03)
+    batch_size = 8
     k = 3
 
     def draft(self, target: TinyDraftGPT) -> Any:
@@ -287,7 +287,7 @@ class StandAlone(_Drafts):
         _UNTOUCHED,
     )
     methods = ("KL", "TV", "LK-alpha", "LK-lambda 3, by token", "LK-lambda 3")
-    rates = (0.005, 0.015)
+    rates = (0.002, 0.005, 0.015)
     batch_size = 6
     k = 5
 
