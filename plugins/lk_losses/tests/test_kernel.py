@@ -111,7 +111,10 @@ def test_every_leading_shape_and_overlapping_views_give_what_a_matrix_gives() ->
         torch.testing.assert_close(one, other)
 
 
-def test_at_ties_the_sign_is_zero() -> None:
+@pytest.mark.parametrize("way", ["quick", "careful"])
+def test_at_ties_the_sign_is_zero(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if way == "careful":
+        monkeypatch.setattr(kernel, "_FAINT", math.inf)
     # p = (½, ¼, ¼) and q = (½, ⅜, ⅛): s = (0, 1, -1)
     target, draft = torch.tensor([[4.0, 2.0, 2.0]]).log(), torch.tensor([[4.0, 3.0, 1.0]]).log()
     q, s = torch.tensor([4 / 8, 3 / 8, 1 / 8]), torch.tensor([0.0, 1.0, -1.0])
