@@ -5,13 +5,13 @@ from __future__ import annotations
 from leyden.testing import Trial
 
 from leyden_asym_perturb.data import IterationDataModule
-from leyden_asym_perturb.games import biased_rps
+from leyden_asym_perturb.games import random_matrix
 from leyden_asym_perturb.module import AsymPGameModule
 
 
 def module() -> AsymPGameModule:
     """A module that is not done within the kit's few steps, and halves its perturbation in them."""
-    return AsymPGameModule(biased_rps(), eps=1e-12, inner_steps=15, check_every=10)
+    return AsymPGameModule(random_matrix(6, 4), eps=1e-12, inner_steps=15, check_every=10)
 
 
 def iterations() -> Trial:
