@@ -242,6 +242,20 @@ def test_proposals_are_made_from_the_hidden_state_before_the_last_token(kind: An
         assert torch.allclose(state, hidden[3 + 3 * place], atol=1e-10)
 
 
+def test_a_recurrent_draft_is_told_the_last_token_and_then_what_it_proposed() -> None:
+    told: list[int] = []
+
+    class Watched(MLPSpeculator):
+        def advance(self, depth: int, state: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+            told.append(int(token))
+            return super().advance(depth, state, token)
+
+    prompt = torch.tensor([2, 0, 1, 1])
+    decoder = SpeculativeDecoder(gpt(3, seed=1), Watched(8, 3, 2).double(), k=2, draws=Yes())
+    text = [*prompt.tolist(), *decoder.generate(prompt, 19).tokens.tolist()]
+    assert told == [token for start in range(4, 22, 3) for token in text[start : start + 2]]
+
+
 def test_a_truncated_vocabulary_and_a_temperature_keep_the_law() -> None:
     target, draft = gpt(3, seed=1), gpt(3, seed=2, depth=1, outputs=2)
     decoder = SpeculativeDecoder(
