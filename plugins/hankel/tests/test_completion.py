@@ -259,3 +259,27 @@ def test_a_short_first_step_has_nine_more_searched_for() -> None:
     assert steps[0] < 0.8
     assert bool((steps[:10] != 1).all())
     assert bool((steps[10:] == 1).all())
+
+
+def test_single_precision_converges_to_its_own_rounding() -> None:
+    signals = [drawn(255, 4, samples=80, seed=64_000 + place) for place in range(32)]
+    y, mask, truth = (torch.stack([getattr(s, name) for s in signals]) for name in ("y", "mask", "truth"))
+    double = HankelCompletion(255, 4)(y, mask)
+    single = HankelCompletion(255, 4)(y.to(torch.complex64), mask)
+    found = relative_error(double.x, truth, signal_dims=1) <= 1e-5
+    assert int(found.sum()) >= 30
+    assert single.converged[found].all()
+    assert int(single.iters[found].max()) <= int(double.iters[found].max()) + 5
+    assert relative_error(single.x.to(truth.dtype), truth, signal_dims=1)[found].max() <= 5e-6
+
+
+def test_the_best_of_what_did_not_converge_is_the_last_whose_objective_is_equal_to_rounding() -> None:
+    signal = drawn(255, 4, samples=80, seed=64_000)
+    unending = HankelCompletion(255, 4, tol=0.0, max_iter=60)(signal.y, signal.mask)
+    assert not unending.converged
+    assert int(unending.iters) == 60
+    assert relative_error(unending.x, signal.truth) <= 1e-13
+    ended = HankelCompletion(255, 4, tol=1e-16, max_iter=120)(signal.y, signal.mask)
+    assert ended.converged
+    assert int(ended.iters) < 60
+    assert relative_error(ended.x, signal.truth) <= 1e-13

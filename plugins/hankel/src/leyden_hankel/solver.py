@@ -34,6 +34,9 @@ _REFRESH = 20
 _RISES = 3
 """After how many rises of the objective, one after another, a signal counts as diverged."""
 
+_FLOOR = 16
+"""At how many roundings, over the share of observed samples, a change that no longer falls is rounding alone."""
+
 _STRETCH, _STRETCH_END, _STRETCH_DECAY = 1.5, 1.05, 0.95
 """How many more samples than the outlier fraction says are set aside: at first, in the end, and the decay."""
 
@@ -50,7 +53,8 @@ class Settings:
             ``"exact"``, ``"fixed"``, or the number itself. The fixed step is 1 for ``"tangent"`` (0.7 with
             outliers) and 0.5 for the others.
         max_iter: iterations at most.
-        tol: relative change of the signal that ends the iteration.
+        tol: relative change of the signal that ends the iteration. So does a change that has come down to
+            rounding, 16 units of it over the share of observed samples, and no longer falls; not with 0.
         outlier_fraction: the share of the observed samples that may be grossly wrong, below 0.5.
         damping: the Gram matrix is inverted with this times the root of the objective added.
 
@@ -126,7 +130,7 @@ class State:
         active: whether it goes on, ``(batch,)``.
         converged: whether it ended by the tolerance, ``(batch,)``.
         iterations: iterations done, ``(batch,)``.
-        best: the lowest objective, and Z and x where it was; with outliers the last that is finite.
+        best: the lowest objective, and the last Z and x that had it to rounding; with outliers the last that is finite.
         time: iterations of the batch.
     """
 
@@ -278,6 +282,9 @@ def _settle(problem: Problem, settings: Settings, state: State, moved: State) ->
     if not settings.outlier_fraction:
         failed = failed | (rises >= _RISES)
     converged = (change <= settings.tol) & ~failed
+    if settings.tol:
+        floor = _FLOOR * torch.finfo(change.dtype).eps / problem.rate
+        converged = converged | ((change <= floor) & (change >= state.change) & ~failed)
     iterations = state.iterations + 1
     over = converged | failed | (iterations >= settings.max_iter)
     searches = state.searches
@@ -286,7 +293,8 @@ def _settle(problem: Problem, settings: Settings, state: State, moved: State) ->
         searches = torch.where(few, _SEARCHED - 1, (searches - 1).clamp(min=0)).maximum(
             rose.to(searches.dtype)
         )
-    lower = value.isfinite() if settings.outlier_fraction else value <= state.best[0]
+    # Below its own rounding the objective tells no iterate from another; the later one is the nearer one.
+    lower = value.isfinite() if settings.outlier_fraction else value <= state.best[0] + rounding
     moved = replace(
         moved,
         value=value,
@@ -296,7 +304,7 @@ def _settle(problem: Problem, settings: Settings, state: State, moved: State) ->
         active=~over,
         converged=converged,
         iterations=iterations,
-        best=_keep(lower, (value, moved.factor, moved.x), state.best),
+        best=_keep(lower, (value.fmin(state.best[0]), moved.factor, moved.x), state.best),
         time=state.time + 1,
     )
     return moved if bool(state.active.all()) else _blend(state.active, moved, state)
