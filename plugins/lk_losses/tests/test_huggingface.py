@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from leyden_datamodules.loader import training_loader
-from leyden_lk_losses import LKLoss, MedusaHeads, SpeculativeDecoder, TinyDraftGPT
+from leyden_lk_losses import LKLoss, MedusaHeads, MLPSpeculator, SpeculativeDecoder, TinyDraftGPT
 from leyden_lk_losses.distributions import store_distributions
 from leyden_lk_losses.huggingface import save_draft, to_gpt2
 from leyden_lk_losses.models import wrap
@@ -211,6 +211,17 @@ def test_heads_train_from_stored_hidden_states(pair: Pair, tmp_path: Path) -> No
         trainer(8).fit(module, loader)
     for keep in ("hidden", "full"):
         torch.testing.assert_close(heads[keep].readout, heads[None].readout, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("kind", [MedusaHeads, MLPSpeculator])
+def test_heads_in_single_precision_serve_a_target_in_half_precision(kind: Any) -> None:
+    target = causal("llama", 16, 1, seed=0, spread=0.8).bfloat16()
+    heads = kind(16, VOCAB, 2)
+    trainer(1).fit(
+        DraftTrainingModule(target, heads, LKLoss(), lr=0.01),
+        torch.utils.data.DataLoader(torch.randint(VOCAB, (4, 8)), batch_size=4),  # type: ignore[arg-type]
+    )
+    assert len(SpeculativeDecoder(target, heads, k=2).generate(PROMPT, 12).tokens) == 12
 
 
 def test_a_tiny_gpt_becomes_the_gpt2_that_computes_the_same() -> None:

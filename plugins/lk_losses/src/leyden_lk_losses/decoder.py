@@ -404,6 +404,7 @@ class _Heads(_Proposer):
     def __init__(self, decoder: SpeculativeDecoder, device: torch.device) -> None:
         super().__init__(decoder, device)
         self.hidden: Tensor | None = None
+        self.dtype = next((own.dtype for own in self.draft.parameters()), None)
 
     def propose(self, text: list[int], count: int) -> _Proposals | None:
         if self.hidden is None or count < 1:
@@ -412,7 +413,8 @@ class _Heads(_Proposer):
         return self._proposals(self._rows(logits, 0))
 
     def accept(self, accepted: int, hidden: Tensor | None) -> None:
-        self.hidden = hidden
+        # A target in half precision may have a draft in single precision.
+        self.hidden = hidden if hidden is None else hidden.to(self.dtype)
 
 
 class _Recurrent(_Heads):

@@ -142,6 +142,8 @@ class DraftTrainingModule(LightningModule):
             if hidden is None:
                 with torch.no_grad():
                     hidden = self.target.hidden(tokens)
+            # A target in half precision may have a draft in single precision.
+            hidden = hidden.to(next((own.dtype for own in self.draft.parameters()), hidden.dtype))
             proposed = self.draft(hidden[:, : tokens.shape[1] - self.depths], tokens)
             expected = by_depth(logits, self.depths)
             indices = None if indices is None else by_depth(indices, self.depths)
