@@ -35,7 +35,7 @@ _RISES = 3
 """After how many rises of the objective, one after another, a signal counts as diverged."""
 
 _FLOOR = 16
-"""At how many roundings, over the share of observed samples, a change that no longer falls is rounding alone."""
+"""How many units of rounding, over the share of observed samples, a change that no longer falls may be."""
 
 _STRETCH, _STRETCH_END, _STRETCH_DECAY = 1.5, 1.05, 0.95
 """How many more samples than the outlier fraction says are set aside: at first, in the end, and the decay."""
@@ -130,7 +130,8 @@ class State:
         active: whether it goes on, ``(batch,)``.
         converged: whether it ended by the tolerance, ``(batch,)``.
         iterations: iterations done, ``(batch,)``.
-        best: the lowest objective, and the last Z and x that had it to rounding; with outliers the last that is finite.
+        best: the lowest objective, and the last Z and x that had it to rounding; with outliers the last ones
+            that are finite.
         time: iterations of the batch.
     """
 
