@@ -72,15 +72,23 @@ def interval_text(
     '0.9582 [0.9521, 0.9643]'
     >>> interval_text(0.5, float("-inf"), float("inf"))
     '0.5 [no interval]'
+    >>> interval_text(2e-9, 1e-9, 3e-9, decimals=3), interval_text(2e-9, -1e-2, 1e-2, decimals=2)
+    ('2e−9 [1e−9, 3e−9]', '0.00 [−0.01, 0.01]')
     """
     if math.isnan(mean):
         return "none"
     if math.isinf(low) and math.isinf(high):
         return f"{number(mean, decimals, sign=sign)} [no interval]"
-    if decimals is None:
-        decimals = decimals_for((high - low) / 2)
+    own = decimals_for((high - low) / 2)
+    if decimals is None or (_vanishes(mean, decimals, own) and not low < 0 < high):
+        decimals = own
     low_text, high_text = number(low, decimals, sign=sign), number(high, decimals, sign=sign)
     return f"{number(mean, decimals, sign=sign)} [{low_text}, {high_text}]"
+
+
+def _vanishes(mean: float, decimals: int, own: int | None) -> bool:
+    """Whether a column's decimals would make nearly a zero of a number that is known better than that."""
+    return 0 < abs(mean) < 10.0 ** (1 - decimals) and (own is None or own > decimals)
 
 
 def common_decimals(intervals: Iterable[tuple[float, float, float]]) -> int | None:
