@@ -10,7 +10,7 @@ import pytest
 import torch
 from leyden.claims import CellResult, Scale, Table
 from leyden.errors import LeydenError
-from leyden_lk_losses import smollm2
+from leyden_lk_losses import claims_smollm2, smollm2
 from leyden_lk_losses.claims_smollm2 import SmolLM2Heads
 
 
@@ -84,3 +84,15 @@ def test_tokens_a_pass_are_counted_by_the_decoder(table: Table) -> None:
 def test_the_rate_that_a_loss_chose_is_told_and_an_edge_is_flagged(table: Table) -> None:
     verdicts = SmolLM2Heads().judge(table)
     assert all("KL chose lr 0.001 of 3, of which 0.001 at the edge" in verdict.detail for verdict in verdicts)
+
+
+def test_the_prompt_is_left_out_of_what_is_trained_on_and_measured() -> None:
+    pytest.importorskip("transformers")
+    cell = SmolLM2Heads().cells(Scale("smoke", 1))[0]
+    material = claims_smollm2._material(True, cell.options)  # type: ignore[arg-type]
+    for part in (material.train, material.validation, material.test):
+        whole, written = part.stored.batch([0, 1]), part.batch([0, 1])
+        assert torch.equal(written.tokens, whole.tokens[:, 3:])
+        assert torch.equal(written.target_logits, whole.target_logits[:, 3:])
+        assert written.hidden is not None
+        assert written.hidden.shape[1] == 12 - 3

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor, nn
 
-    from leyden_lk_losses.distributions import StoredDistributions
+    from leyden_lk_losses.distributions import StoredDistributions, TargetBatch
 
 _LOSSES: Mapping[str, Mapping[str, Any]] = {
     "KL": {"kind": "kl"},
@@ -161,13 +161,33 @@ class SmolLM2Heads(Claim):
 _HEADS = 3
 
 
+class _Written:
+    """What the target wrote, without the prompts, which a decoder gets and does not propose.
+
+    A loader takes it as it takes `StoredDistributions`.
+    """
+
+    def __init__(self, stored: StoredDistributions, prompt: int) -> None:
+        self.stored = stored
+        self.prompt = prompt
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def batch(self, indices: Sequence[int]) -> TargetBatch:
+        """The windows of these indices, from the last token of the prompt on."""
+        whole = self.stored.batch(indices)
+        parts = (None if part is None else part[:, self.prompt - 1 :] for part in whole)
+        return type(whole)(*cast("Any", parts))
+
+
 class _Material(NamedTuple):
     """What all cells share."""
 
     target: nn.Module
-    train: StoredDistributions
-    validation: StoredDistributions
-    test: StoredDistributions
+    train: _Written
+    validation: _Written
+    test: _Written
     draft_vocab: Tensor
     prompts: Tensor
     covered: float
@@ -219,8 +239,11 @@ def _material(smoke: bool, sizes: Mapping[str, int]) -> _Material:
     draft_vocab = torch.bincount(written.flatten(), minlength=vocabulary).topk(sizes["vocab"]).indices
     known = torch.zeros(vocabulary, dtype=torch.bool).index_fill_(0, draft_vocab, True)
     train, validation, test = (
-        store_distributions(target, tokens, keep="hidden", dtype="float16", batch_size=16).restricted(
-            draft_vocab
+        _Written(
+            store_distributions(target, tokens, keep="hidden", dtype="float16", batch_size=16).restricted(
+                draft_vocab
+            ),
+            sizes["prompt"],
         )
         for tokens in (text.train[0], text.val[0], text.test[0])
     )
