@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from leyden_hankel import (
 from leyden_hankel import completion as completion_module
 from leyden_hankel import solver as solver_module
 from leyden_hankel.completion import prepare
+from torch import Tensor
 
 NAN = complex(math.nan, 0)
 
@@ -167,6 +169,51 @@ def test_regular_decimation_is_told(axis: int) -> None:
     signal = drawn((15, 15), 2)
     with pytest.warns(UserWarning, match=f"multiples of 3 apart along axis {axis}"):
         complete(signal.truth, mask, 2, max_iter=3)
+
+
+PLACES = torch.stack(torch.meshgrid(torch.arange(15), torch.arange(15), indexing="ij"))
+
+
+@pytest.mark.parametrize(
+    ("mask", "text"),
+    [
+        (PLACES[0] == 4, "stand at one place along axis 0"),
+        (PLACES[1] == 0, "stand at one place along axis 1"),
+        (PLACES[0] == PLACES[1], "lie on a line or a plane"),
+        ((PLACES[0] + PLACES[1]) % 2 == 1, "lie on a lattice of one in 2 places"),
+        ((PLACES[0] + 2 * PLACES[1]) % 5 == 0, "lie on a lattice of one in 5 places"),
+        ((PLACES[0] % 2 + PLACES[1] % 3) == 0, "are multiples of 2 apart along axis 0"),
+    ],
+)
+def test_samples_on_a_line_or_a_lattice_are_told(mask: Tensor, text: str) -> None:
+    signal = drawn((15, 15), 2)
+    with pytest.warns(UserWarning, match=f"all observed samples {text}"):
+        complete(signal.truth, mask, 2, max_iter=2)
+    more = mask.clone()
+    more[3:5, 3:5] = True  # a unit square reaches every place
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        complete(signal.truth, more, 2, max_iter=2)
+
+
+def test_of_a_batch_one_signal_with_ambiguous_samples_is_enough() -> None:
+    signal, times = drawn(63, 2), torch.arange(63)
+    masks = torch.stack([times >= 0, times % 4 == 1])
+    with pytest.warns(UserWarning, match="multiples of 4 apart along axis 0"):
+        HankelCompletion(63, 2, max_iter=2)(signal.truth.expand(2, 63), masks)
+
+
+def test_warnings_point_at_the_line_that_called() -> None:
+    decimated = torch.arange(63) % 2 == 0
+    for call in (
+        lambda: complete(SIGNAL.truth, decimated, 3),
+        lambda: HankelCompletion(63, 3)(SIGNAL.truth, decimated),
+        lambda: complete(SIGNAL.truth, rank=5),
+        lambda: HankelCompletion(63, 5)(SIGNAL.truth),
+    ):
+        with pytest.warns(UserWarning, match="samples are|numerical rank") as told:
+            call()
+        assert [Path(warning.filename).name for warning in told] == [Path(__file__).name]
 
 
 def test_the_answer_to_a_decimated_signal_is_wrong_though_the_objective_vanishes() -> None:

@@ -259,7 +259,7 @@ settings = dict(accelerator="cpu", devices=2, strategy="ddp", logger=False, enab
                 enable_model_summary=False)
 signals = SpectralSignalDataModule(63, 3, samples=30, count=4, iterations=10)
 module = HankelCompletionModule(63, 3)
-saving = ModelCheckpoint(dirpath=folder, filename="{step}", save_top_k=-1, every_n_train_steps=1)
+saving = ModelCheckpoint(dirpath=folder, filename="{step}", save_top_k=-1, every_n_train_steps=5)
 Trainer(max_epochs=40, callbacks=[saving], **settings).fit(module, signals)
 y, mask, _ = (tensor[rank::2] for tensor in signals.train)
 answer = complete(y, mask, 3, signal_dims=1)
@@ -298,7 +298,7 @@ def test_two_processes_solve_their_own_signals_and_resume_them(tmp_path: Path) -
         for rank in range(2)
     ]
     try:
-        outputs = [process.communicate(timeout=120)[0] for process in ranks]
+        outputs = [process.communicate(timeout=300)[0] for process in ranks]
     finally:
         for process in ranks:
             process.kill()

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Complex
 from torch import Tensor
 
-from leyden_hankel.completion import Completion, Task, checked_shape, prepare
+from leyden_hankel.completion import Completion, Task, checked_shape, is_real, prepare
 from leyden_hankel.directions import regularized_inverse
 from leyden_hankel.objective import Problem, conjugate_gram
 from leyden_hankel.solver import Settings, set_aside, without_largest
@@ -410,8 +410,9 @@ def _task(observed: Any, mask: Any, rank: int, **settings: Any) -> Task:
 def _completion(
     task: Task, factor: Tensor, x: Tensor, iterations: int, converged: bool, history: Mapping[str, Tensor]
 ) -> Completion:
+    x = task.crop(x)[0] * task.scale
     return Completion(
-        x=task.crop(x)[0] * task.scale,
+        x=x.real if task.real and is_real(x) else x,
         Z=factor[0] * task.scale.sqrt(),
         iters=torch.tensor(iterations),
         history=history,

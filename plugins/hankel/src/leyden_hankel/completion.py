@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -336,7 +337,7 @@ def finish(task: Task, state: State, record: Record, *, consistent: bool = False
         x = torch.where(task.problem.mask, task.problem.y, x)
     scale = task.scale.reshape(-1, *(1 for _ in task.shape))
     x = (task.crop(x) * scale).reshape(*task.batch, *task.shape)
-    if task.real and _is_real(x):
+    if task.real and is_real(x):
         x = x.real
     columns = factor.mT * task.scale.sqrt()[:, None, None]
     completion = Completion(
@@ -424,37 +425,61 @@ def _check_samples(y: Tensor, mask: Tensor, settings: Settings) -> None:
         raise ValueError(f"rank: expected at most half of the {least} observed samples, got {settings.rank}")
     unknowns = settings.rank * y.dim()
     if least < unknowns:
-        warnings.warn(
+        _warn(
             f"{least} observed samples for {unknowns} unknowns (rank {settings.rank} in {y.dim() - 1} "
-            "dimensions): the answer may not be the only one",
-            stacklevel=_OUTSIDE,
+            "dimensions): the answer may not be the only one"
         )
-    spacing = _regular_spacing(mask)
-    if spacing:
-        warnings.warn(
-            f"all observed samples are multiples of {spacing[1]} apart along axis {spacing[0]}: frequencies "
-            f"are known up to multiples of 1/{spacing[1]} alone, and the completed signal is probably wrong",
-            stacklevel=_OUTSIDE,
-        )
+    if ambiguity := next(filter(None, map(_ambiguity, mask.cpu().numpy())), None):
+        _warn(f"all observed samples {ambiguity}, and the completed signal is probably wrong")
 
 
-_OUTSIDE = 6
-"""Frames between a warning and whoever called the solver."""
+def _warn(text: str) -> None:
+    """Warn at the line that called this package, whatever is called in between."""
+    frame, level = inspect.currentframe(), 1
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in ("leyden_hankel", "torch"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
 
 
-def _regular_spacing(mask: Tensor) -> tuple[int, int] | None:
-    """The axis and the common divisor of all gaps between observed samples along it, if that is above 1."""
-    for axis in range(1, mask.dim()):
-        others = tuple(place for place in range(1, mask.dim()) if place != axis)
-        covered = (mask.any(dim=others) if others else mask).cpu().numpy()
-        for row in covered:
-            divisor = int(np.gcd.reduce(np.diff(np.flatnonzero(row))))
-            if divisor > 1:
-                return axis - 1, divisor
-    return None
+def _ambiguity(seen: np.ndarray[Any, Any]) -> str | None:
+    """How the observed samples of a signal lie, and what that leaves open, where other lines fit as well."""
+    places = np.argwhere(seen)
+    gaps = places[1:] - places[0]
+    for axis, divisor in enumerate(np.gcd.reduce(gaps, axis=0).tolist()):
+        if divisor == 0:
+            return f"stand at one place along axis {axis}: nothing tells frequencies along it"
+        if divisor > 1:
+            return (
+                f"are multiples of {divisor} apart along axis {axis}: frequencies are known up to multiples "
+                f"of 1/{divisor} alone"
+            )
+    share = _lattice_index(gaps) if seen.ndim > 1 else 1
+    if share == 0:
+        return "lie on a line or a plane: nothing tells frequencies across it"
+    return f"lie on a lattice of one in {share} places: several frequencies fit them" if share > 1 else None
 
 
-def _is_real(x: Tensor) -> bool:
+def _lattice_index(gaps: np.ndarray[Any, Any]) -> int:
+    """Of how many places one can be reached by sums and differences of gaps; 0: gaps do not span the space.
+
+    By Euclid's algorithm on whole columns, as for the Hermite normal form, whose diagonal is multiplied up.
+    """
+    index = 1
+    for axis in range(gaps.shape[1]):
+        while len(left := np.flatnonzero(gaps[:, axis])) > 1:
+            pivot = left[np.abs(gaps[left, axis]).argmin()]
+            quotients = gaps[:, axis] // gaps[pivot, axis]
+            quotients[pivot] = 0
+            gaps = gaps - quotients[:, None] * gaps[pivot]
+        if len(left) == 0:
+            return 0
+        index *= abs(int(gaps[left[0], axis]))
+        gaps = np.delete(gaps, left[0], axis=0)
+    return index
+
+
+def is_real(x: Tensor) -> bool:
+    """Whether signals have no imaginary part but what rounding leaves."""
     tolerance = max(1e-8, 100 * torch.finfo(x.real.dtype).eps)
     return bool(torch.linalg.vector_norm(x.imag) <= tolerance * torch.linalg.vector_norm(x))
 
@@ -475,8 +500,7 @@ def _warn_of_rank(completion: Completion, factor: Tensor) -> None:
         level = torch.where(last <= _SETTLED, _UNDECIDED * last, torch.zeros_like(last)).clamp(min=_SINGULAR)
         found = (values > level * values[:, :1]).sum(dim=1)
     if bool((found < completion.rank).any()):
-        warnings.warn(
+        _warn(
             f"rank: {completion.rank} is more than the signal has: the numerical rank is {int(found.min())}, "
-            "and convergence is slow",
-            stacklevel=_OUTSIDE,
+            "and convergence is slow"
         )
