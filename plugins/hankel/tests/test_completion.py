@@ -205,6 +205,18 @@ def test_acceptance_14_a_batch_gives_what_a_loop_gives() -> None:
     assert relative_error(single.x.to(truth.dtype), together.x, signal_dims=1)[exact].max() <= 5e-6
 
 
+@pytest.mark.parametrize(
+    "settings", [{"preconditioner": "none"}, {"preconditioner": "block_jacobi", "damping": 0.3}]
+)
+def test_in_a_batch_every_direction_is_that_of_the_signal_alone(settings: dict[str, Any]) -> None:
+    signals = [drawn(63, 3, seed=seed, samples=40) for seed in (0, 1)]
+    y, mask = torch.stack([s.y for s in signals]), torch.stack([s.mask for s in signals])
+    solver = HankelCompletion(63, 3, step="fixed", max_iter=5, tol=0.0, **settings)
+    together = solver(y, mask)
+    for place, signal in enumerate(signals):
+        assert relative_error(together.x[place], solver(signal.y, signal.mask).x) <= 1e-12
+
+
 def test_a_signal_that_has_converged_keeps_every_bit_while_others_go_on() -> None:
     signals = [drawn(127, 3, seed=0, samples=100), drawn(127, 3, seed=1, samples=30)]
     y, mask = torch.stack([s.y for s in signals]), torch.stack([s.mask for s in signals])

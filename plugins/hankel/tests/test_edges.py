@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import pickle
 import warnings
@@ -27,6 +28,7 @@ from leyden_hankel import (
 from leyden_hankel import completion as completion_module
 from leyden_hankel import solver as solver_module
 from leyden_hankel.completion import prepare
+from leyden_hankel.frequencies import exponentials, fit_amplitudes
 from torch import Tensor
 
 NAN = complex(math.nan, 0)
@@ -103,6 +105,24 @@ def test_the_fault_of_a_batch_names_its_signal() -> None:
     y = torch.stack([SIGNAL.y, torch.zeros_like(SIGNAL.y)])
     with pytest.raises(ValueError, match="got zeros alone in signal 1 of the batch"):
         HankelCompletion(63, 3)(y, SIGNAL.mask.expand(2, 63))
+
+
+def test_the_signal_of_a_batch_with_the_fewest_samples_bounds_the_rank() -> None:
+    masks = torch.stack([SIGNAL.mask, torch.arange(63) < 5])
+    with pytest.raises(ValueError, match=r"^rank: expected at most half of the 5 observed samples, got 3"):
+        HankelCompletion(63, 3)(SIGNAL.truth.expand(2, 63), masks)
+
+
+def test_the_values_of_the_completed_matrix_are_those_of_the_dense_one() -> None:
+    found = complete(SIGNAL.y, SIGNAL.mask, 3, max_iter=1)
+    turned = dataclasses.replace(
+        found, Z=found.Z @ torch.tensor([[1, 2j, 0], [0, 1, 0.5], [0, 0, 3]]).to(found.Z)
+    )
+    for completion in (found, turned):
+        matrix = completion.Z @ completion.Z.mT
+        torch.testing.assert_close(completion.singular_values, torch.linalg.svdvals(matrix)[:3])
+        condition = torch.linalg.cond(completion.Z) ** 2
+        assert float(completion.gram_condition) == pytest.approx(float(condition), rel=1e-8)
 
 
 def test_a_rank_given_too_high_still_recovers_and_is_told() -> None:
@@ -274,6 +294,8 @@ def test_signals_of_any_size_are_scaled_exactly() -> None:
     for power in (-40, 60):
         scaled = complete(SIGNAL.y * 4.0**power, SIGNAL.mask, 3)
         assert torch.equal(torch.view_as_real(scaled.x * 4.0**-power), torch.view_as_real(plain.x))
+        objective = scaled.history["objective"] * 4.0 ** (-2 * power)
+        assert torch.equal(objective, plain.history["objective"])
     largest = SIGNAL.y.abs().max()
     for top in (1.7e308, 1e-307):  # next to the ends of the numbers
         there = complete(SIGNAL.y / largest * top, SIGNAL.mask, 3).x
@@ -294,6 +316,14 @@ def test_the_rank_is_found_where_it_is_not_given(rank: int, noise_db: float | No
     signal = drawn(255, rank, samples=120, separation=True, noise_db=noise_db)
     assert estimate_rank(signal.y, signal.mask) == rank
     assert complete(signal.y, signal.mask).rank == rank
+
+
+def test_the_rank_of_a_batch_is_one_for_all_its_signals() -> None:
+    signals = [drawn(63, 2, seed=seed, samples=45) for seed in (0, 1)]
+    y, mask, truth = (torch.stack([getattr(s, name) for s in signals]) for name in ("y", "mask", "truth"))
+    found = complete(y, mask, signal_dims=1)
+    assert found.rank == 2
+    assert relative_error(found.x, truth, signal_dims=1).max() <= 1e-6
 
 
 def test_too_few_samples_to_estimate_a_rank_from_are_told() -> None:
@@ -349,6 +379,19 @@ def test_a_factor_of_another_signal_is_refused() -> None:
 def test_numpy_arrays_and_integers_are_taken_for_masks() -> None:
     found = complete(SIGNAL.y.numpy(), SIGNAL.mask.numpy().astype(np.int64), 3)
     assert relative_error(found.x, SIGNAL.truth) <= 1e-6
+
+
+def test_frequencies_just_below_a_whole_turn_are_zero_and_below_one() -> None:
+    times = torch.arange(16, dtype=torch.float64)
+    for turn in (1e-16, 1e-18):  # the angle over a turn, made positive, rounds to 1
+        column = torch.complex(torch.ones_like(times), -turn * times).unsqueeze(1)
+        assert esprit(column, 31).frequencies.tolist() == [0]
+
+
+def test_amplitudes_of_close_lines_have_all_digits() -> None:
+    poles = torch.polar(torch.ones(2, 1).double(), 2 * math.pi * torch.tensor([[0.2], [0.201]]).double())
+    amplitudes = torch.tensor([1 + 2j, -1.5], dtype=torch.complex128)
+    assert (fit_amplitudes(exponentials((127,), poles) @ amplitudes, poles) - amplitudes).norm() <= 1e-15
 
 
 def test_dependent_columns_give_the_lines_that_there_are_and_nan_is_named() -> None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from leyden_hankel import (
     HankelCompletion,
+    HankelOperator,
     complete,
     emac,
+    fiht,
+    hsnld,
     ist,
     match_frequencies,
+    pgd,
     relative_error,
     shgd,
+    spectral_init,
     spectral_signal,
 )
 from leyden_hankel.experiments import arrival_errors, decay_signal
@@ -48,6 +55,53 @@ def test_gradient_descent_gets_there_where_lines_are_alike() -> None:
     found = shgd(signal.y, signal.mask, 3, truth=signal.truth)
     assert bool(found.converged)
     assert found.history["rel_error"][-1] <= 1e-5
+
+
+@pytest.mark.parametrize("method", [shgd, pgd, fiht, hsnld])
+def test_a_rivals_factor_is_that_of_its_signal(method: Any) -> None:
+    signal = spectral_signal(63, 2, samples=50, kappa=1, separation=True, generator=generator())
+    found = method(100 * signal.y, signal.mask, 2, max_iter=200)
+    assert relative_error(found.x, 100 * signal.truth) <= 1e-4
+    operator = HankelOperator((63,))
+    torch.testing.assert_close(operator.lift_adjoint(operator.fft(found.Z)), found.x, rtol=1e-3, atol=1e-1)
+
+
+@pytest.mark.parametrize("method", [shgd, pgd, fiht, hsnld, ist])
+def test_a_rival_completes_real_samples_with_real_ones(method: Any) -> None:
+    times = torch.arange(63, dtype=torch.float64)
+    found = method(torch.where(times % 5 != 2, torch.cos(0.7 * times), torch.nan), rank=2)
+    assert found.x.dtype == torch.float64
+
+
+def test_rows_are_clipped_at_the_length_that_the_start_allows() -> None:
+    signal = spectral_signal(63, 4, samples=24, generator=generator(3))
+    start = spectral_init(signal.y, signal.mask, 4)
+    squares = start.abs().square().sum(dim=0)
+    longest = (2 * (start.abs().square() / squares).sum(dim=1).max() * squares.max()).sqrt()
+    lengths = {
+        clip: shgd(signal.y, signal.mask, 4, step=1.9, clip=clip, max_iter=15).Z.norm(dim=1).max()
+        for clip in (True, False)
+    }
+    assert float(lengths[True]) == pytest.approx(float(longest), rel=1e-9)
+    assert lengths[False] > 1e6
+
+
+def test_scaled_descent_sets_the_samples_aside_that_block_jacobi_does() -> None:
+    signal = spectral_signal(127, 3, samples=90, kappa=2, outliers=0.1, generator=generator(1))
+    for iterations in (1, 5, 40):
+        own = complete(
+            signal.y,
+            signal.mask,
+            3,
+            preconditioner="block_jacobi",
+            step="fixed",
+            outlier_fraction=0.1,
+            max_iter=iterations,
+            tol=0.0,
+        )
+        other = hsnld(signal.y, signal.mask, 3, outlier_fraction=0.1, max_iter=iterations, tol=0.0)
+        assert relative_error(other.x, own.x) <= 1e-9
+    assert relative_error(other.x, signal.truth) <= 1e-3
 
 
 def test_signals_are_drawn_as_described() -> None:
@@ -102,6 +156,8 @@ def test_an_array_finds_its_directions() -> None:
 def test_frequencies_match_around_the_circle_and_what_is_left_over_is_told() -> None:
     found, true = torch.tensor([0.99, 0.5]), torch.tensor([0.01, 0.25, 0.49])
     assert match_frequencies(found, true).tolist() == pytest.approx([0.02, float("inf"), 0.01])
+    pairs = torch.tensor([[0.2, 0.9], [0.5, 0.5]])
+    assert match_frequencies(pairs, torch.tensor([[0.23, 0.1]])).tolist() == pytest.approx([0.2])
     with pytest.raises(ValueError, match=r"^found: expected 1 dimensions, got 2"):
         match_frequencies(torch.zeros(2, 2), true)
 

@@ -168,6 +168,24 @@ def test_there_is_no_completion_before_the_first_step() -> None:
         _ = HankelCompletionModule(63, 3).completion
 
 
+def test_the_seed_and_every_setting_reach_what_is_drawn() -> None:
+    plain = data(count=2)
+    plain.setup()
+    assert not torch.equal(plain.train[2][0], plain.train[2][1])
+    for changes in (
+        {"seed": 1},
+        {"kappa": 5.0},
+        {"separation": True},
+        {"damping": True},
+        {"noise_db": 10.0},
+        {"outliers": 0.2},
+        {"samples": 30},
+    ):
+        other = data(**changes)
+        other.setup()
+        assert not torch.equal(plain.train[0], other.train[0]), changes
+
+
 def test_a_file_of_arrays_is_read(tmp_path: Path) -> None:
     y, mask, truth = (tensor.numpy() for tensor in data().train)
     np.savez(tmp_path / "signals.npz", observed=y, mask=mask, truth=truth)
@@ -177,6 +195,13 @@ def test_a_file_of_arrays_is_read(tmp_path: Path) -> None:
     for name, missing in (("signals.npz", "nan"), ("gaps.npy", "nan"), ("zeros.npy", "zero")):
         read = SignalFile(str(tmp_path / name), missing=missing)  # type: ignore[arg-type]
         assert same(trained(HankelCompletionModule(63, 3), read).completion.x, expected)
+    planes = SpectralSignalDataModule([7, 9], 2, samples=40, count=3)
+    planes.setup()
+    np.savez(tmp_path / "planes.npz", observed=planes.train[0], mask=planes.train[1])
+    read = SignalFile(str(tmp_path / "planes.npz"), signal_dims=2)
+    read.setup()
+    assert read.train[0].shape == (3, 7, 9)
+    assert torch.equal(read.train[1], planes.train[1])
     np.savez(tmp_path / "other.npz", signal=y)
     with pytest.raises(ValueError, match=r"^path: expected an array 'observed'"):
         SignalFile(str(tmp_path / "other.npz")).setup()
@@ -238,6 +263,42 @@ def test_the_optimizers_step_is_the_solvers_direction(preconditioner: str, lr: f
         before, -target @ before.conj()
     )
     torch.testing.assert_close(factor.detach(), before + lr * towards, rtol=1e-11, atol=1e-11)
+
+
+def stepped(dtype: torch.dtype, **settings: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """A factor before a step, the gradient over two, and the factor after it."""
+    generator = torch.Generator().manual_seed(0)
+    factor = torch.randn(7, 2, generator=generator).to(dtype).requires_grad_()
+    target = torch.randn(7, 7, generator=generator).to(dtype)
+    before = factor.detach().clone()
+    optimizer = JacobiPGD([factor], **settings)
+    ((factor @ factor.mT - target - target.mT).square().sum() / 2).backward()
+    assert factor.grad is not None
+    gradient = factor.grad / 2
+    optimizer.step()
+    return before, gradient, factor.detach()
+
+
+def test_the_optimizers_damping_and_its_plain_step_are_as_described() -> None:
+    before, gradient, after = stepped(torch.float64, lr=0.3, preconditioner="block_jacobi", damping=0.7)
+    gram = before.mT @ before
+    lifted = gram + 0.7 * gram.trace() / 2 * torch.eye(2)
+    torch.testing.assert_close(after, before - 0.3 * gradient @ torch.linalg.inv(lifted))
+    before, gradient, after = stepped(torch.float64, lr=0.3, preconditioner="none")
+    largest = torch.linalg.eigvalsh(before.mT @ before)[-1]
+    torch.testing.assert_close(after, before - 0.3 * gradient / largest)
+
+
+def test_factors_in_half_precision_are_stepped_in_single() -> None:
+    exact, half = (stepped(dtype, lr=0.5)[2].float() for dtype in (torch.float32, torch.bfloat16))
+    assert (half - exact).norm() <= 0.05 * exact.norm()
+
+
+def test_a_group_that_is_refused_is_not_kept() -> None:
+    optimizer = JacobiPGD([torch.zeros(3, 1)])
+    with pytest.raises(ValueError, match=r"^lr: expected a finite number"):
+        optimizer.add_param_group({"params": [torch.zeros(2, 1)], "lr": -1.0})
+    assert len(optimizer.param_groups) == 1
 
 
 def test_wrong_factors_and_settings_of_the_optimizer_are_named() -> None:
