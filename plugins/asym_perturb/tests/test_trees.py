@@ -73,6 +73,27 @@ def test_sizes_values_and_uniform_play_are_those_known(
     assert float(game.nash_conv(*game.uniform())) == pytest.approx(UNIFORM[name], abs=tolerance)
 
 
+def test_payoffs_are_weighed_by_all_of_chance_and_added_up() -> None:
+    """Two draws of a coin one after the other, of which nobody sees anything; then both players move."""
+
+    def end(bonus: float) -> Decision:
+        ways = {str(i): {str(j): bonus + 10 * i + j for j in range(2)} for i in range(2)}
+        return Decision(
+            0,
+            "x",
+            {
+                i: Decision(1, "y", {j: Terminal((-cost, cost)) for j, cost in row.items()})
+                for i, row in ways.items()
+            },
+        )
+
+    inner = Chance([(0.25, end(4.0)), (0.75, end(8.0)), (0.0, Terminal((1.0, 1.0)))])
+    game = SequenceFormGame.from_tree(Chance([(0.4, inner), (0.6, end(1.0))]))
+    bonus = 0.4 * (0.25 * 4 + 0.75 * 8) + 0.6
+    expected = bonus + torch.tensor([[0.0, 1.0], [10.0, 11.0]], dtype=torch.float64)
+    torch.testing.assert_close(game.A.to_dense()[1:, 1:], expected)
+
+
 def test_kuhn_has_thirty_payoffs(games: dict[str, SequenceFormGame]) -> None:
     assert games["kuhn"].A.values().numel() == 30
 

@@ -158,9 +158,9 @@ class LastIterate(Claim):
 
         return {
             game: series_figure(
-                table,
+                _part(table, game),
                 "curve",
-                [arm for arm in table.arms() if arm.method.endswith(game)],
+                _part(table, game).arms(),
                 x="iterations",
                 x_label="iteration",
                 y_label="NashConv",
@@ -348,6 +348,31 @@ class ParameterFree(Claim):
             *faster,
         ]
 
+    def figure(self, table: Table) -> Mapping[str, Figure]:
+        """The methods at their best, and what the step size changes."""
+        from leyden.figures import methods_figure, setting_figure
+
+        chosen = {method: best(table, method, self.validation, "min") for method in table.methods}
+        tuned = {method: chosen[method] for method in ("OGDA", "extragradient") if method in chosen}
+        return {
+            "methods": methods_figure(
+                table,
+                self.metric,
+                list(chosen.values()),
+                mode="min",
+                reference=self.reference,
+                title="Gradients to a NashConv of 1e-6, settings chosen on another matrix",
+            ),
+            "settings": setting_figure(
+                table,
+                self.metric,
+                selections=tuned,
+                mode="min",
+                log_y=True,
+                title="Gradients to a NashConv of 1e-6, by eta in units of 1 / norm",
+            ),
+        }
+
 
 def _solve_alone(seed: int, budget: int) -> dict[str, float]:
     from leyden_asym_perturb.games import random_matrix
@@ -508,9 +533,8 @@ class Noise(Claim):
         }
         return {
             name: methods_figure(
-                table,
+                _part(table, where),
                 self.metric,
-                [arm for arm in table.arms() if arm.method.endswith(where)],
                 mode="min",
                 title=f"{where}: exploitability of x, last tenth of the run",
             )
@@ -569,10 +593,10 @@ class _Trees(Claim):
         """NashConv against updates of the tuned methods."""
         from leyden.figures import series_figure
 
-        methods = [method for method in table.methods if method.endswith(f", {game}")]
-        arms: list[Arm | Selection] = [best(table, method, self.validation, "min") for method in methods]
+        part = _part(table, game)
+        arms: list[Arm | Selection] = [best(part, method, self.validation, "min") for method in part.methods]
         return series_figure(
-            table,
+            part,
             "curve",
             arms,
             x="updates",
@@ -850,6 +874,22 @@ class Thresholds(Claim):
             rate(self.statement("shrinks"), sizes, found, -2.0, -0.5),
             bound(self.statement("sharp"), known, "sharp"),
         ]
+
+    def figure(self, table: Table) -> Figure:
+        """The threshold against the size."""
+        from leyden.figures import setting_figure
+
+        return setting_figure(
+            table,
+            self.metric,
+            log_y=True,
+            title="The largest harmless perturbation of random matrices, by their size",
+        )
+
+
+def _part(table: Table, where: str) -> Table:
+    """The results of one game or level; in pictures of its own a method looks the same in each of them."""
+    return Table([result for result in table if result.cell.method.endswith(f", {where}")])
 
 
 def _number(value: Scalar) -> float:
