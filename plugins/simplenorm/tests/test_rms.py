@@ -73,6 +73,59 @@ def test_under_functional_transforms_it_is_the_same_function() -> None:
     torch.testing.assert_close(tangent, jacobian.sum(dim=1))
 
 
+@pytest.mark.parametrize("with_gain", [True, False])
+def test_a_batch_of_gradients_is_each_of_them(with_gain: bool) -> None:
+    y = rows(3, 4, dtype=torch.float64).requires_grad_()
+    gain = rows(4, dtype=torch.float64, seed=1).requires_grad_() if with_gain else None
+    inputs = [y] if gain is None else [y, gain]
+    slopes = rows(6, 3, 4, dtype=torch.float64, seed=2)
+    z = rms_norm(y, gain)
+    batched = torch.autograd.grad(z, inputs, slopes, is_grads_batched=True, retain_graph=True)
+    for place, slope in enumerate(slopes):
+        one = torch.autograd.grad(z, inputs, slope, retain_graph=True)
+        torch.testing.assert_close([found[place] for found in batched], list(one))
+
+
+@pytest.mark.parametrize("scale", [1e-18, 1e-6, 1e13, 1e15, 1e18])
+def test_gradients_are_right_at_every_scale_that_float32_can_square(scale: float) -> None:
+    slope, gain = rows(5, 7, seed=2), rows(7, seed=1)
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        y = (rows(5, 7) * scale).to(dtype).requires_grad_()
+        eps = max((scale / 10) ** 2, 1e-36)  # of which something is left beside the mean square
+        z = rms_norm(y, gain.to(dtype), eps=eps) if dtype == torch.float32 else None
+        z = nn.functional.rms_norm(y, (7,), gain.to(dtype), eps) if z is None else z
+        found.append((torch.autograd.grad(z, y, slope.to(dtype))[0].double() * scale).detach())
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+
+
+def test_backward_inside_autocast_is_in_full_precision() -> None:
+    y, gain, slope = rows(6, 9).requires_grad_(), rows(9, seed=1).requires_grad_(), rows(6, 9, seed=2)
+    expected = torch.autograd.grad(rms_norm(y, gain), (y, gain), slope)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = torch.autograd.grad(rms_norm(y, gain), (y, gain), slope)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("eps", [1e-12, 1e-30, 1e-37])
+def test_a_tiny_epsilon_leaves_the_gradients_of_zeros_finite(eps: float) -> None:
+    y = torch.zeros(2, 4, requires_grad=True)
+    rms_norm(y, torch.ones(4), eps=eps).sum().backward()
+    torch.testing.assert_close(y.grad, torch.full((2, 4), eps**-0.5))
+
+
+def test_an_epsilon_that_is_nothing_in_float32_is_refused_there() -> None:
+    with pytest.raises(ValueError, match=r"^eps: expected at least the smallest normal number of torch.flo"):
+        rms_norm(torch.zeros(2, 4), eps=1e-46)
+    assert torch.equal(rms_norm(torch.zeros(2, 4).double(), eps=1e-46), torch.zeros(2, 4).double())
+
+
+@pytest.mark.parametrize("y", [torch.arange(4), torch.tensor(3.0), torch.ones(2, 0), torch.ones(2) * 1j])
+def test_what_has_no_rows_of_numbers_is_refused(y: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"^y: expected floating-point rows of at least one number, got "):
+        rms_norm(y)
+
+
 def test_a_gain_of_another_type_leaves_the_inputs_type() -> None:
     y = rows(2, 4, dtype=torch.bfloat16)
     assert rms_norm(y, torch.ones(4)).dtype == torch.bfloat16

@@ -24,7 +24,8 @@ def rms_norm(
 
     The result is $\gamma_i y_i / \sqrt{\frac1d \sum_j y_j^2 + \epsilon}$, computed in float32 for inputs of
     lower precision, and differentiable twice. A NaN makes its row NaN, and an infinite value
-    becomes NaN.
+    becomes NaN. A row whose mean square is beyond the type's range (in float32, values near 1e19) becomes 0,
+    as with torch's function.
 
     Args:
         y: what is normalised, floating-point of shape ``(..., d)``.
@@ -35,12 +36,19 @@ def rms_norm(
         Shape and type of ``y``.
 
     Raises:
-        ValueError: if ``eps`` is not a finite number above 0, or ``gain`` has another length than the rows.
+        ValueError: if ``y`` has no rows of floating-point numbers, ``eps`` is not a finite number above 0 (in
+            float32, too), or ``gain`` has another length than the rows.
 
     >>> rms_norm(torch.tensor([[3.0, 4.0]]), eps=1e-12)
     tensor([[0.8485, 1.1314]])
     """
     check_eps(eps)
+    if y.ndim == 0 or not y.is_floating_point() or y.shape[-1] == 0:
+        raise ValueError(
+            f"y: expected floating-point rows of at least one number, got {y.dtype} of shape {tuple(y.shape)}"
+        )
+    if eps < torch.finfo(_single(y)).tiny:
+        raise ValueError(f"eps: expected at least the smallest normal number of {_single(y)}, got {eps!r}")
     if gain is not None and gain.shape != y.shape[-1:]:
         raise ValueError(f"gain: expected shape {tuple(y.shape[-1:])}, got {tuple(gain.shape)}")
     if _is_torchs(y):
@@ -129,8 +137,7 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, gain: Tensor | None, eps: float) -> Tensor:
-        single = y.dtype if y.dtype == torch.float64 else torch.float32
-        inverse = torch.linalg.vector_norm(y, dim=-1, keepdim=True, dtype=single)
+        inverse = torch.linalg.vector_norm(y, dim=-1, keepdim=True, dtype=_single(y))
         inverse.square_().div_(y.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(y, gain, inverse)
         ctx.eps = eps
@@ -142,7 +149,8 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         y, gain, inverse = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative is wanted
+        # A second derivative is wanted, or a batch of gradients, which `out` does not take.
+        if torch.is_grad_enabled() or _is_batched(gradient):
             return (*_differentiable_backward(y, gain, gradient, ctx.eps), None)
         size = y.shape[-1]
         rows, slopes = (tensor.reshape(-1, size).to(inverse.dtype) for tensor in (y, gradient))
@@ -159,7 +167,8 @@ class _RMSNorm(torch.autograd.Function):
         else:
             projection = torch.mv(buffer, gain.to(buffer.dtype)).unsqueeze_(1)
             torch.mul(slopes, gain, out=buffer).mul_(scale)
-        buffer.addcmul_(rows, projection.mul_(scale.pow(3)).div_(-size))
+        # One factor at a time: the cube of the scale alone leaves float32's range from rows of 1e13 on.
+        buffer.addcmul_(rows, projection.mul_(scale).mul_(scale).mul_(scale).div_(-size))
         return buffer.reshape(y.shape).to(y.dtype), gain_gradient, None
 
 
@@ -176,6 +185,18 @@ def _differentiable_backward(
         return in_y.to(y.dtype), None
     in_gain = (slopes * normalised).reshape(-1, gain.shape[0]).sum(dim=0)
     return in_y.to(y.dtype), in_gain.to(gain.dtype)
+
+
+def _is_batched(gradient: Tensor) -> bool:
+    """Whether it stands for several, as with `is_grads_batched` or ``vmap``."""
+    functorch = torch._C._functorch
+    return bool(
+        functorch.is_legacy_batchedtensor(gradient) or functorch.is_functorch_wrapped_tensor(gradient)
+    )
+
+
+def _single(y: Tensor) -> torch.dtype:
+    return y.dtype if y.dtype == torch.float64 else torch.float32
 
 
 def _is_torchs(y: Tensor) -> bool:
