@@ -153,6 +153,15 @@ def test_half_precision_is_refused_and_autocast_changes_nothing() -> None:
     assert plain.solver.x.dtype == torch.float64
 
 
+def test_autocast_leaves_a_game_in_float32_alone() -> None:
+    """Of float64 it changes nothing anyway."""
+    plain, mixed = (AsymPGameModule(biased_rps(), eps=1e-12, inner_steps=20).float() for _ in range(2))
+    fitted(plain, 3)
+    fitted(mixed, 3, precision="bf16-mixed")
+    assert torch.equal(plain.solver.x, mixed.solver.x)
+    assert plain.solver.x.dtype == torch.float32
+
+
 @pytest.mark.parametrize(
     ("given", "name"),
     [
@@ -186,10 +195,14 @@ def test_the_callback_follows_stops_and_resumes(tmp_path: Path) -> None:
         AsymPGameModule(biased_rps(), eps=1e-9, inner_steps=10), callbacks=[callback, Kept()]
     )
     assert trainer.global_step < 100
-    assert float(module.solver.best) <= 1e-3
+    assert 1e-9 < float(module.solver.best) <= 1e-3
     iterations, values = zip(*callback.curve, strict=True)
     assert list(iterations[:2]) == [20, 40]
     assert values[-1] <= 1e-3 < values[0]
+    # of the process that perturbs x, whose x is right
+    path = callback.state_dict()["path"]
+    assert path[-1] == module.solver.x[0, 0].tolist() != module.solver.x[0, 1].tolist()
+    assert len(path) == len(iterations)
     twin = NashConvCallback()
     twin.load_state_dict(callback.state_dict())
     assert twin.curve == callback.curve
@@ -219,11 +232,17 @@ def test_tables_files_and_pictures(tmp_path: Path) -> None:
     named = AsymPGameModule(kuhn_poker(), eps=1e-3)
     named.solver.advance(2000)
     assert set(strategies_of(named.solver, named.result())["y"]["2b"]) == {"pass", "bet"}  # type: ignore[arg-type]
-    for figure in (
-        draw_curve([(10, 1.0), (20, 0.0)], found),
-        draw_path([[1.0, 0.0, 0.0], [0.2, 0.6, 0.2]], found),
-    ):
+    curve = draw_curve([(10, 1.0), (20, 0.0)], found)
+    path = draw_path([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], found)
+    for figure in (curve, path):
         figure.savefig(tmp_path / "figure.png")
+    # every action is at the corner that bears its name
+    (ax,) = path.axes
+    names = {text.get_text(): text.xy for text in ax.texts}  # type: ignore[attr-defined]
+    corners = dict(zip(("action 0", "action 1", "action 2"), ax.lines[1].get_xydata().tolist(), strict=True))  # type: ignore[union-attr]
+    assert {name: pytest.approx(place) for name, place in names.items()} == corners
+    ends = [line.get_xdata()[0] for line in curve.axes[0].lines[1:]]  # type: ignore[index]
+    assert ends == [one.iters for one in found.history]
 
 
 def test_games_are_named_in_a_configuration(tmp_path: Path) -> None:

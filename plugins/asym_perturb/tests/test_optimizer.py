@@ -39,6 +39,17 @@ def test_on_simplices_it_is_the_method_step_by_step(side: Literal["x", "y"]) -> 
         torch.testing.assert_close(y.detach(), method.y[0], rtol=0, atol=1e-12)
 
 
+def test_lr_multiplies_eta_and_nothing_else() -> None:
+    """As a scheduler sets it: half the eta is half the lr."""
+    found = []
+    for eta, lr in ((0.05, 1.0), (0.1, 0.5)):
+        x, y = (torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64, requires_grad=True) for _ in range(2))
+        groups = [{"params": [x]}, {"params": [y], "role": "max"}]
+        play(AsymPGDA(groups, eta=eta, mu=1.0, lr=lr, geometry="simplex"), x, y, 20)
+        found.append(torch.cat((x, y)).detach())
+    assert torch.equal(*found)
+
+
 def test_free_parameters_of_a_bilinear_game_converge_to_the_saddle() -> None:
     x, y = (torch.tensor([1.0], dtype=torch.float64, requires_grad=True) for _ in range(2))
     optimizer = AsymPGDA([{"params": [x]}, {"params": [y], "role": "max"}], eta=0.2, mu=0.5)

@@ -5,26 +5,27 @@ import torch
 from leyden_asym_perturb import project_simplex
 
 
-def by_bisection(point: torch.Tensor) -> torch.Tensor:
-    """The projection by bisection of its threshold, an independent way."""
-    point = point - point.max()
-    low, high = torch.tensor(-1.0, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64)
+def by_bisection(points: torch.Tensor) -> torch.Tensor:
+    """The projections of rows by bisection of their thresholds, an independent way."""
+    points = points - points.amax(-1, keepdim=True)
+    low, high = -torch.ones_like(points[:, :1]), torch.zeros_like(points[:, :1])
     for _ in range(200):
         middle = (low + high) / 2
-        low, high = (middle, high) if (point - middle).clamp(min=0).sum() > 1 else (low, middle)
-    return (point - (low + high) / 2).clamp(min=0)
+        over = (points - middle).clamp(min=0).sum(-1, keepdim=True) > 1
+        low, high = torch.where(over, middle, low), torch.where(over, high, middle)
+    return (points - (low + high) / 2).clamp(min=0)
 
 
 def test_the_projection_is_that_of_bisection_on_a_thousand_points() -> None:
     generator = torch.Generator().manual_seed(0)
-    for _ in range(1000):
-        size = int(torch.randint(1, 51, (), generator=generator))
-        scale = 10 ** float(torch.empty(()).uniform_(-3, 6, generator=generator))
-        point = scale * torch.randn(size, dtype=torch.float64, generator=generator)
-        found = project_simplex(point)
-        assert (found - by_bisection(point)).abs().max() <= 1e-9 * max(scale, 1)
-        assert abs(float(found.sum()) - 1) <= 1e-12
+    for size in range(1, 51):
+        scales = 10 ** torch.empty(20, 1, dtype=torch.float64).uniform_(-3, 6, generator=generator)
+        points = scales * torch.randn(20, size, dtype=torch.float64, generator=generator)
+        found = project_simplex(points)
+        assert bool(((found - by_bisection(points)).abs() <= 1e-9 * scales.clamp(min=1)).all())
+        assert float((found.sum(-1) - 1).abs().max()) <= 1e-12
         assert bool((found >= 0).all())
+        assert torch.equal(project_simplex(points[0]), found[0])
 
 
 def test_points_of_the_simplex_stay_and_other_dimensions_work() -> None:

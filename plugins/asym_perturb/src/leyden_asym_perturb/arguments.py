@@ -146,6 +146,21 @@ def check_positive(name: str, value: object, *, zero: bool = False) -> None:
         )
 
 
+def check_whole(name: str, value: object, least: int) -> None:
+    """Refuse everything but a whole number of at least a given size.
+
+    Args:
+        name: the argument's name.
+        value: what was given.
+        least: the smallest number that is allowed.
+
+    Raises:
+        ValueError: if the value is another; the text names the argument.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}: expected a whole number of at least {least}, got {value!r}")
+
+
 def check_side(side: str) -> None:
     """Refuse what is neither ``"x"`` nor ``"y"``.
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from leyden.arguments import check_at_least
 from torch import Tensor
 
-from leyden_asym_perturb.arguments import check_positive, check_side
+from leyden_asym_perturb.arguments import check_positive, check_side, check_whole
 from leyden_asym_perturb.game import Game, default_step
 from leyden_asym_perturb.solver import ProcessResult, as_game, warn_of_step
 
@@ -56,7 +55,7 @@ def asymp_gda(
     check_positive("mu", mu, zero=True)
     check_side(side)
     check_positive("tol", tol, zero=True)
-    check_at_least("max_iters", max_iters, 0)
+    check_whole("max_iters", max_iters, 0)
     if perturbation not in ("gradient", "official"):
         raise ValueError(f"perturbation: expected 'gradient' or 'official', got {perturbation!r}")
     strength = torch.full_like(game.norm, mu)

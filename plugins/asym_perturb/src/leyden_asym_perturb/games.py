@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from leyden.arguments import check_at_least
 
+from leyden_asym_perturb.arguments import check_whole
 from leyden_asym_perturb.game_trees import goofspiel_tree, leduc_tree, liars_dice_tree
 from leyden_asym_perturb.matrix_game import MatrixGame
 from leyden_asym_perturb.sequence_form import SequenceFormGame
@@ -65,10 +65,10 @@ def random_matrix(size: int = 10, seed: int = 0, *, games: int | None = None) ->
     Raises:
         ValueError: if a number is too small; the text names it.
     """
-    check_at_least("size", size, 1)
-    check_at_least("seed", seed, 0)
+    check_whole("size", size, 1)
+    check_whole("seed", seed, 0)
     if games is not None:
-        check_at_least("games", games, 1)
+        check_whole("games", games, 1)
     shape = (size, size) if games is None else (games, size, size)
     return MatrixGame(torch.from_numpy(np.random.default_rng(seed).standard_normal(shape)))
 
@@ -103,7 +103,7 @@ def goofspiel(cards: int = 4) -> SequenceFormGame:
     Raises:
         ValueError: if ``cards`` is less than 2.
     """
-    check_at_least("cards", cards, 2)
+    check_whole("cards", cards, 2)
     return SequenceFormGame.from_tree(goofspiel_tree(cards), 0.0)
 
 
@@ -119,7 +119,7 @@ def liars_dice(sides: int = 6) -> SequenceFormGame:
     Raises:
         ValueError: if ``sides`` is less than 2.
     """
-    check_at_least("sides", sides, 2)
+    check_whole("sides", sides, 2)
     return SequenceFormGame.from_tree(liars_dice_tree(sides), LIARS_DICE_VALUE if sides == 6 else None)
 
 

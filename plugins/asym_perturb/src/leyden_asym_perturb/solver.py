@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
-from leyden.arguments import check_at_least
 from torch import Tensor, nn
 
-from leyden_asym_perturb.arguments import check_positive
+from leyden_asym_perturb.arguments import check_positive, check_whole
 from leyden_asym_perturb.game import Game, default_step
 
 
@@ -161,8 +160,8 @@ class Solver(nn.Module):
         for name, number in (("mu", mu), ("mu_init", mu_init), ("eta", eta)):
             if number is not None:
                 check_positive(name, number, zero=name == "mu")
-        check_at_least("check_every", check_every, 1)
-        check_at_least("max_halvings", max_halvings, 0)
+        check_whole("check_every", check_every, 1)
+        check_whole("max_halvings", max_halvings, 0)
         if mu is not None and mu_init is not None:
             raise ValueError(
                 f"mu_init: expected None where mu is kept, got mu={mu!r} and mu_init={mu_init!r}"
@@ -428,7 +427,7 @@ def asymp_solve(
     >>> [round(p, 6) for p in solved.x.tolist()], solved.converged
     ([0.2, 0.6, 0.2], True)
     """
-    check_at_least("max_iters", max_iters, 0)
+    check_whole("max_iters", max_iters, 0)
     solver = Solver(
         as_game(game),
         eps=eps,
