@@ -256,3 +256,129 @@ def test_compiled_in_one_graph_a_converted_model_is_the_same() -> None:
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     tokens = torch.arange(6)[None]
     torch.testing.assert_close(compiled(tokens), model(tokens), rtol=0, atol=1e-5)
+
+
+class Block(nn.Module):
+    """A pre-norm block as people write it, its feed-forward part a row of modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(4)
+        self.mix = nn.Linear(4, 4)
+        self.ln_2 = nn.LayerNorm(4)
+        self.mlp = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
+
+
+def test_a_row_of_maps_in_a_block_is_no_list_of_blocks() -> None:
+    model = nn.ModuleDict({"blocks": nn.ModuleList([Block()]), "ln_f": nn.LayerNorm(4)})
+    found = actions(to_simplenorm(model))
+    assert found["blocks.0.ln_1"] == found["blocks.0.ln_2"] == "dropped"
+    assert found["ln_f"] == "kept"
+
+
+def test_in_a_row_of_blocks_the_norm_after_the_last_one_stays() -> None:
+    row = nn.Sequential(nn.LayerNorm(4), Block(), Block(), nn.LayerNorm(4), nn.Linear(4, 2))
+    found = actions(to_simplenorm(row, exclude="4"))
+    assert (found["0"], found["3"], found["4"]) == ("dropped", "kept", "kept")
+    between = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 4), nn.LayerNorm(4))
+    assert actions(to_simplenorm(between)) == {
+        "0": "normalised", "1": "dropped", "3": "normalised", "4": "dropped",
+    }  # fmt: skip
+
+
+def test_what_is_shared_with_a_place_where_it_is_kept_is_kept() -> None:
+    linear, norm = nn.Linear(4, 4), nn.LayerNorm(4)
+    block = nn.Sequential(norm, linear, nn.Linear(4, 4))
+    model = nn.ModuleDict({"blocks": nn.ModuleList([block]), "norm": norm, "spared": linear})
+    report = to_simplenorm(model, exclude="spared")
+    kept = {change.name: change.detail for change in report.of("kept")}
+    assert kept == {
+        "blocks.0.0": "is kept elsewhere, being shared", "blocks.0.1": "left out, being shared",
+        "norm": "stands beside the list of blocks", "spared": "left out",
+    }  # fmt: skip
+    assert block[0] is model["norm"] is norm
+    assert block[1] is model["spared"] is linear
+
+
+def test_groups_for_a_map_that_there_is_not_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^model: groups has 'qvk', which is no map of it"):
+        to_simplenorm(nn.Sequential(nn.Linear(4, 12)), groups={"qvk": (4, 4, 4)})
+
+
+@pytest.mark.parametrize("name", ["kv_a_proj_with_mqa", "kv_b_proj", "Wi", "x_proj", "in_proj_qkvz", "to_kv"])
+def test_other_maps_that_compute_several_things_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"^model: {name} computes several projections at once"):
+        to_simplenorm(Fused(name))
+
+
+@pytest.mark.parametrize("name", ["wi", "protein_projector", "q_proj", "up_proj", "fc_in", "dense_h_to_4h"])
+def test_maps_that_compute_one_thing_are_not(name: str) -> None:
+    assert actions(to_simplenorm(Fused(name)))[name] == "normalised"
+
+
+def test_stacked_experts_are_refused_since_they_would_get_no_norm() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MixtralConfig(
+        vocab_size=19, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=2,
+    )  # fmt: skip
+    model = transformers.MixtralForCausalLM(config)
+    if not any(p.ndim == 3 for p in model.parameters()):
+        pytest.skip("this transformers has a map for each expert")
+    with pytest.raises(ValueError, match=r"^model: .*experts has the maps of several experts in one array"):
+        to_simplenorm(model)
+    assert not any(isinstance(one, SimpleNormLinear) for one in model.modules())
+    report = to_simplenorm(model, exclude=("experts",), drop="input_layernorm")
+    assert [change.name for change in report.of("dropped")] == ["model.layers.0.input_layernorm"]
+
+
+def test_a_model_that_is_shared_out_is_refused() -> None:
+    class DistributedDataParallel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.Linear(2, 2)
+
+    with pytest.raises(ValueError, match=r"^model: is in a DistributedDataParallel, which would not see"):
+        to_simplenorm(DistributedDataParallel())
+
+
+def test_a_head_stays_inside_a_wrapper_and_whatever_it_is_for() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 19, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+             "num_attention_heads": 4}  # fmt: skip
+    wrapped = nn.ModuleDict({"inner": llama()})
+    kept = {c.name: c.detail for c in to_simplenorm(wrapped, exclude=()).of("kept")}
+    assert kept["inner.lm_head"] == "the model's output head"
+    judge = transformers.LlamaForSequenceClassification(
+        transformers.LlamaConfig(**sizes, num_labels=3, pad_token_id=0)
+    )
+    assert {c.name: c.detail for c in to_simplenorm(judge).of("kept")}["score"] == "part of the model's head"
+
+
+@pytest.mark.parametrize("family", ["Qwen2", "Qwen3", "Mistral", "Gemma", "Gemma2"])
+def test_families_like_llama_have_a_norm_after_every_map_of_a_block_and_no_other(family: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=19, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=4, max_position_embeddings=32,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    plain = copy.deepcopy(model)
+    report = to_simplenorm(model)
+    assert len(report.of("normalised")) == 2 * 7
+    assert {c.name for c in report.of("kept")} == {"model.norm", "lm_head"}
+    left = [
+        name for name, one in model.model.layers.named_modules() if type(one).__name__.endswith("RMSNorm")
+    ]
+    assert all(name.endswith("_proj.norm") for name in left)
+    x = torch.randn(3, 16)
+    theirs, ours = (one.model.layers[1].self_attn.k_proj for one in (plain, model))
+    torch.testing.assert_close(ours(x), simple_norm(x, theirs.weight, None, theirs.bias))
+    assert model(input_ids=torch.arange(6)[None]).logits.isfinite().all()
+
+
+def test_a_weight_that_is_read_directly_is_missing_with_words() -> None:
+    layer = SimpleNormLinear(3, 2)
+    with pytest.raises(AttributeError, match=r"SimpleNormLinear has no weight, .* it is linear\.weight"):
+        _ = layer.weight

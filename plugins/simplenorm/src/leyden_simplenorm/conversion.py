@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from leyden_simplenorm.layer import SimpleNormLinear
 from leyden_simplenorm.rms import RMSNorm
@@ -17,7 +18,10 @@ from leyden_simplenorm.simplenorm import Norm, check_norm
 Action = Literal["normalised", "dropped", "kept"]
 Patterns = str | Sequence[str]
 
-_FUSED = ("query_key_value", "qkv_proj", "qkv", "Wqkv", "W_pack", "in_proj", "gate_up_proj", "wqkv")
+_FUSED = (
+    "*qkv*", "*query_key_value*", "W_pack", "in_proj", "in_proj_*", "x_proj", "*gate_up*", "*up_gate*", "w12",
+    "w13", "Wi", "kv_proj", "[Ww]kv", "to_kv", "kv_a_proj*", "kv_b_proj", "c_attn", "att_proj", "ff_proj",
+)  # fmt: skip
 """Names under which models compute several projections at once, in layouts that differ."""
 
 
@@ -108,6 +112,11 @@ def to_simplenorm(
     a norm beside the list of blocks, as after the last one, stays, and so does one whose parent has no
     replaced map. A head that is tied to an embedding, or that the model says is its output, is left alone.
 
+    Of a model of Hugging Face whatever is outside its base model is head and left alone, too, and so is a map
+    or a norm that also stands in a place where it is to be kept. Make the optimizer afterwards: one that
+    exists lacks the gains. What is saved is loaded into a model that has been converted; ``from_pretrained``
+    would build the old one.
+
     A map that computes several projections at once gets a norm for each: of GPT-2's ``c_attn`` the layout is
     known, for others say it in `groups` (contiguous parts) or leave the map out; else it is refused, since
     one norm over all of them would be another method.
@@ -139,7 +148,9 @@ def to_simplenorm(
     """
     check_norm(norm)
     plan = _Plan()
+    _refuse_what_cannot_change(model, plan, groups or {})
     maps = _maps(model, plan, include, exclude, norm, eps, groups or {})
+    _refuse_experts(model, plan, exclude)
     if plan.refused:
         raise ValueError("model: " + "; ".join(plan.refused))
     if not maps:
@@ -168,6 +179,9 @@ def _maps(
     """Plan what becomes of the linear maps; returns the names of those that are replaced."""
     reasons = _reasons_to_keep(model)
     inside = _inside_others(model)
+    spared = {
+        id(module) for name, module in _named(model) if not _is_asked_for(name, include, exclude)
+    }  # one that is also used under such a name
     replaced: list[str] = []
     for name, module in _named(model):
         if not is_map(module) or id(module) in inside["simple"]:
@@ -175,8 +189,9 @@ def _maps(
         kind = type(module).__name__
         if (reason := reasons.get(id(module))) is not None:
             plan.changes.append(Change(name, "kept", kind, reason))
-        elif not (include is None or matches(name, include)) or matches(name, exclude):
-            plan.changes.append(Change(name, "kept", kind, "left out"))
+        elif id(module) in spared:
+            also = "" if not _is_asked_for(name, include, exclude) else ", being shared"
+            plan.changes.append(Change(name, "kept", kind, f"left out{also}"))
         elif name == "":
             plan.refused.append("expected a module that has linear maps, got one map; use SimpleNormLinear")
         elif id(module) in inside["attention"]:
@@ -201,23 +216,68 @@ def _norms(model: nn.Module, plan: _Plan, maps: set[str], drop: Patterns) -> Non
     """Plan which norms go."""
     inside = _inside_others(model)
     modules = dict(_named(model))
-    for name, module in modules.items():
-        if not is_norm(module) or id(module) in inside["simple"]:
-            continue
+    norms = {
+        name: (module, _reason_to_keep_norm(name, modules, maps, drop))
+        for name, module in modules.items()
+        if is_norm(module) and id(module) not in inside["simple"]
+    }
+    spared = {id(module) for module, reason in norms.values() if reason is not None}
+    for name, (module, reason) in norms.items():
         kind = type(module).__name__
-        parent = name.rpartition(".")[0]
-        if not (matches(name, drop, fold=True) or matches(kind, drop, fold=True)):
-            plan.changes.append(Change(name, "kept", kind, "not in drop"))
-        elif not any(_below(one, parent) for one in maps):
-            plan.changes.append(Change(name, "kept", kind, "stands beside no replaced map"))
-        elif _beside_blocks(name, modules, maps):
-            plan.changes.append(Change(name, "kept", kind, "stands beside the list of blocks"))
-        else:
-            fewer = 0
-            if id(module) not in plan.replacements:
-                plan.replacements[id(module)] = nn.Identity()
-                fewer = sum(parameter.numel() for parameter in module.parameters())
-            plan.changes.append(Change(name, "dropped", kind, "pre-norm", -fewer))
+        if id(module) in spared:
+            plan.changes.append(Change(name, "kept", kind, reason or "is kept elsewhere, being shared"))
+            continue
+        fewer = 0
+        if id(module) not in plan.replacements:
+            plan.replacements[id(module)] = nn.Identity()
+            fewer = sum(parameter.numel() for parameter in module.parameters())
+        plan.changes.append(Change(name, "dropped", kind, "pre-norm", -fewer))
+
+
+def _reason_to_keep_norm(
+    name: str, modules: Mapping[str, nn.Module], maps: set[str], drop: Patterns
+) -> str | None:
+    kind = type(modules[name]).__name__
+    if not (matches(name, drop, fold=True) or matches(kind, drop, fold=True)):
+        return "not in drop"
+    if not any(_below(one, name.rpartition(".")[0]) for one in maps):
+        return "stands beside no replaced map"
+    if _beside_blocks(name, modules, maps):
+        return "stands beside the list of blocks"
+    return None
+
+
+def _is_asked_for(name: str, include: Patterns | None, exclude: Patterns) -> bool:
+    return (include is None or matches(name, include)) and not matches(name, exclude)
+
+
+def _refuse_what_cannot_change(model: nn.Module, plan: _Plan, groups: Mapping[str, Sequence[int]]) -> None:
+    """Refuse models that are shared out already, and groups of maps that there are not."""
+    names = [name for name, module in _named(model) if is_map(module)]
+    plan.refused += [
+        f"groups has {pattern!r}, which is no map of it"
+        for pattern in groups
+        if not any(matches(name, pattern) for name in names)
+    ]
+    wrappers = {type(one).__name__ for one in model.modules()} & {
+        "DistributedDataParallel",
+        "FullyShardedDataParallel",
+    }
+    plan.refused += [f"is in a {kind}, which would not see the gains; convert it before" for kind in wrappers]
+    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        plan.refused.append("is sharded already; convert it before")
+
+
+def _refuse_experts(model: nn.Module, plan: _Plan, exclude: Patterns) -> None:
+    """Refuse maps that are no modules: experts as one array, of which norms would have to be built in."""
+    for name, module in _named(model):
+        stacked = [one for one, p in module.named_parameters(recurse=False) if p.ndim == 3 and "proj" in one]
+        if stacked and not matches(name, exclude):
+            last = name.rpartition(".")[2]
+            plan.refused.append(
+                f"{name} has the maps of several experts in one array ({', '.join(stacked)}), which get no "
+                f"norms here; leave it out by exclude=('{last}', ...), and say in drop which pre-norms go"
+            )
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -270,7 +330,7 @@ def _layout(
         width = int(module.nx)  # type: ignore[arg-type]
         if size % width == 0:
             return (width,) * (size // width)
-    if last in _FUSED or last == "c_attn":
+    if matches(last, _FUSED):
         return (
             f"{name} computes several projections at once in a layout that is not known here; if the parts "
             f"are contiguous, give groups={{'*{last}': (their lengths)}}, else leave it out by exclude"
@@ -285,10 +345,17 @@ def _reasons_to_keep(model: nn.Module) -> dict[int, str]:
     for _, module in _named(model):
         if is_map(module) and id(getattr(module, "weight", None)) in embeddings:
             found[id(module)] = "tied to an embedding"
-    ask = getattr(model, "get_output_embeddings", None)
-    head = ask() if callable(ask) else None
-    if isinstance(head, nn.Module):
-        found.setdefault(id(head), "the model's output head")
+    for module in model.modules():
+        ask = getattr(module, "get_output_embeddings", None)
+        head = ask() if callable(ask) else None
+        if isinstance(head, nn.Module):
+            found.setdefault(id(head), "the model's output head")
+        base = getattr(module, "base_model", None)
+        if callable(ask) and isinstance(base, nn.Module) and base is not module:
+            body = {id(one) for one in base.modules()}
+            for one in module.modules():
+                if is_map(one) and id(one) not in body:
+                    found.setdefault(id(one), "part of the model's head")
     return found
 
 
@@ -304,13 +371,33 @@ def _inside_others(model: nn.Module) -> dict[str, set[int]]:
 
 
 def _beside_blocks(name: str, modules: Mapping[str, nn.Module], maps: set[str]) -> bool:
-    """Whether a sibling of a norm is a list of modules that have replaced maps."""
-    parent = name.rpartition(".")[0]
-    for child, module in modules[parent].named_children():
-        path = f"{parent}.{child}" if parent else child
-        if isinstance(module, nn.ModuleList | nn.Sequential) and any(_below(one, path) for one in maps):
-            return True
-    return False
+    """Whether a norm stands beside a list of blocks, or in a row of them after the last one."""
+    parent, _, own = name.rpartition(".")
+    if isinstance(modules[parent], nn.Sequential):
+        places = list(modules[parent]._modules)
+        with_maps = [one for one in places if _has_maps(parent, one, maps)]
+        last = with_maps[-1]
+        return places.index(own) > places.index(last) and _is_block(parent, last, modules, maps)
+    lists = [
+        (_joined(parent, child), module)
+        for child, module in modules[parent].named_children()
+        if isinstance(module, nn.ModuleList | nn.Sequential)
+    ]
+    return any(_is_block(path, child, modules, maps) for path, one in lists for child in one._modules)
+
+
+def _is_block(parent: str, child: str, modules: Mapping[str, nn.Module], maps: set[str]) -> bool:
+    """Whether a child is more than a map and has replaced ones."""
+    return not is_map(modules[_joined(parent, child)]) and _has_maps(parent, child, maps)
+
+
+def _has_maps(parent: str, child: str, maps: set[str]) -> bool:
+    path = _joined(parent, child)
+    return any(one == path or _below(one, path) for one in maps)
+
+
+def _joined(parent: str, child: str) -> str:
+    return f"{parent}.{child}" if parent else child
 
 
 def _below(name: str, parent: str) -> bool:

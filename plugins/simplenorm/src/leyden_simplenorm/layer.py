@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -96,6 +97,15 @@ class SimpleNormLinear(nn.Module):
         """Outputs of shape ``(..., out_features)`` for inputs of shape ``(..., in_features)``."""
         result: Tensor = self.norm(self.linear(x))
         return result
+
+    def __getattr__(self, name: str) -> Any:
+        """As of any module, but that a weight which is looked for here is said to be missing on purpose."""
+        if name in ("weight", "bias"):
+            raise AttributeError(
+                f"SimpleNormLinear has no {name}, since code that applies it would leave the norm out; it is "
+                f"linear.{name}. In a model that reads it by itself leave this map as it is (exclude)"
+            )
+        return super().__getattr__(name)
 
 
 def norm_after(
