@@ -506,6 +506,15 @@ def test_a_generator_makes_the_text_and_the_global_one_is_left_alone() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_a_generator_that_is_set_back_makes_the_same_text_again() -> None:
+    """Numbers are drawn in advance, but not for the next text."""
+    generator = torch.Generator()
+    decoder = SpeculativeDecoder(gpt(5, 0), gpt(5, 1), k=3, generator=generator)
+    texts = [decoder.generate(torch.tensor([1]), 20).tokens for _ in range(2) if generator.manual_seed(7)]
+    assert torch.equal(*texts)
+    assert not torch.equal(texts[0], decoder.generate(torch.tensor([1]), 20).tokens)
+
+
 def test_nothing_of_weight_0_is_drawn_and_nothing_impossible_accepted() -> None:
     draws = Draws()
     for edge in (1.0, 2.0**-53):  # the largest and the smallest number that decides
@@ -538,6 +547,17 @@ def test_a_decoder_of_half_precision_models_works_in_float32() -> None:
 
     SpeculativeDecoder(target, draft, draws=Watched()).generate(torch.tensor([1]), 9)
     assert set(seen) == {torch.float32}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_temperature_divides_logits_of_half_precision_in_float32(dtype: torch.dtype) -> None:
+    """Dividing first would round what is drawn from, and leave the range of float16 at low temperatures."""
+    target, draft = (table.to(dtype) for table in tables(6, 1))
+    for temperature in (0.7, 1e-5):
+        law = (target[1].double() / temperature).softmax(-1)
+        decoder = SpeculativeDecoder(Chain(target), Chain(draft), 1, temperature, draws=Enumeration())
+        found = enumerated(decoder, [1], 1)
+        assert all(abs(found.get((token,), 0.0) - float(p)) < 1e-6 for token, p in enumerate(law))
 
 
 def test_decoders_can_be_copied_and_pickled() -> None:

@@ -221,10 +221,14 @@ class Counted(nn.Module):
         super().__init__()
         self.model = own_target()
         self.dropout = nn.Dropout(0.5)
-        self.asked = 0
+        self.calls: list[int] = []
+
+    @property
+    def asked(self) -> int:
+        return len(self.calls)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        self.asked += 1
+        self.calls.append(len(tokens))
         return self.dropout(self.model(tokens))
 
 
@@ -279,6 +283,17 @@ def test_the_same_weights_in_another_architecture_are_kept_apart(tmp_path: Path)
     second.config.rms_norm_eps = 0.1  # type: ignore[union-attr]
     places = [store_distributions(target, TOKENS, folder=tmp_path).folder for target in (first, second)]
     assert places[0] != places[1]
+
+
+def test_the_same_weights_with_other_attention_heads_are_kept_apart(tmp_path: Path) -> None:
+    """The number of heads is in no tensor and in no configuration."""
+    first = own_target()
+    second = TinyDraftGPT(VOCAB, width=16, depth=2, heads=4, max_length=16)
+    second.load_state_dict(first.state_dict())
+    assert (log_probabilities(first) - log_probabilities(second)).abs().max() > 1e-3
+    stored = [store_distributions(target, TOKENS, keep="full", folder=tmp_path) for target in (first, second)]
+    for one, target in zip(stored, (first, second), strict=True):
+        torch.testing.assert_close(one.batch(ALL_ROWS).target_logits, log_probabilities(target))
 
 
 def test_it_lies_in_the_users_folder_for_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import torch
 from leyden.tasks import CausalTransformer
 from leyden_lk_losses.decoder import SpeculativeDecoder
 from leyden_lk_losses.drafts import MedusaHeads, MLPSpeculator, TinyDraftGPT
-from leyden_lk_losses.models import CausalModel, HuggingFace, OwnCache, Plain, evaluating, wrap
+from leyden_lk_losses.models import CausalModel, HuggingFace, OwnCache, Plain, architecture, evaluating, wrap
 from torch import Tensor, nn
 
 TOKENS = torch.randint(50, (2, 20), generator=torch.Generator().manual_seed(0))
@@ -114,6 +114,17 @@ def test_a_path_of_a_folder_is_a_model(tmp_path: Path) -> None:
     assert torch.allclose(wrap(str(tmp_path)).logits(TOKENS), target(TOKENS).logits, atol=1e-5)
     with pytest.raises(ValueError, match=r"model: expected a folder with a config\.json, there is none in"):
         wrap(tmp_path / "nowhere")
+
+
+def test_what_decides_what_a_model_says_is_told_apart_and_its_mode_is_not() -> None:
+    class Scaled(nn.Module):
+        def __init__(self, scale: float, shift: float = 0.0) -> None:
+            super().__init__()
+            self.layer = nn.LayerNorm(4, eps=scale)
+            self.register_buffer("shift", torch.tensor(shift), persistent=False)
+
+    assert architecture(Scaled(0.1)) == architecture(Scaled(0.1).eval())
+    assert len({architecture(Scaled(0.1)), architecture(Scaled(0.2)), architecture(Scaled(0.1, 1.0))}) == 3
 
 
 def test_what_is_no_causal_language_model_is_refused() -> None:

@@ -12,6 +12,8 @@ import pytest
 import torch
 from leyden.errors import UsageError
 from leyden.testing import RecordingLeydenLogger, RecordingLogger
+from leyden_datamodules.loader import tensor_loader
+from leyden_lk_losses.acceptance import acceptance_rate
 from leyden_lk_losses.alignment import by_depth, estimated_tau
 from leyden_lk_losses.data import OnPolicyDataModule
 from leyden_lk_losses.decoder import SpeculativeDecoder
@@ -214,6 +216,63 @@ def test_what_is_logged_has_the_documented_names() -> None:
     first, second = (next(iter(logger.of(f"val/alpha_depth{depth}").values())) for depth in (1, 2))
     assert 0 < second < 1
     assert 1 + first < next(iter(logger.of("val/tau").values())) < 1 + first + second
+
+
+def validated(module: DraftTrainingModule, loader: Any) -> dict[str, float]:
+    quiet: Any = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    return dict(Trainer(accelerator="cpu", devices=1, **quiet).validate(module, loader, verbose=False)[0])
+
+
+@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("left", [2, 5])
+def test_what_is_logged_is_the_mean_over_tokens_however_they_are_batched(left: int, k: int) -> None:
+    """With 2 tokens left of a row its second head has nothing to be compared with in the second batch."""
+    mask = torch.ones(8, 9, dtype=torch.bool)
+    mask[4:, left:] = False
+    module = DraftTrainingModule(target(), heads(), LKLoss(), k=k)
+    rows = TensorDataset(TOKENS[:8], mask)
+    whole, parts = (validated(module, DataLoader(rows, batch_size=size)) for size in (8, 4))
+    compared = module((TOKENS[:8], mask))
+    alpha = acceptance_rate(compared.target_logits, compared.draft_logits)
+    for depth in (0, 1):
+        mean = float(alpha[:, depth][compared.mask[:, depth]].detach().mean())
+        assert parts[f"val/alpha_depth{depth + 1}"] == pytest.approx(mean, rel=1e-5)
+    for name in ("val/tau", "val/kl", "val/top1"):
+        assert parts[name] == pytest.approx(whole[name], rel=1e-5), name
+
+
+def test_a_batch_without_a_token_that_counts_changes_nothing_of_what_is_logged() -> None:
+    mask = torch.ones(8, 9, dtype=torch.bool)
+    mask[4:] = False
+    module = DraftTrainingModule(target(), standalone(), LKLoss())
+    rows = TensorDataset(TOKENS[:8], mask)
+    found = validated(module, DataLoader(rows, batch_size=4))
+    assert found == pytest.approx(validated(module, DataLoader(TOKENS[:4], batch_size=4)), rel=1e-6)
+
+
+@pytest.mark.parametrize("k", [1, 5, 12])
+@pytest.mark.parametrize("name", ["heads", "standalone"])
+def test_agreement_on_the_likeliest_token_is_that_of_tokens_whatever_is_kept(
+    name: str, k: int, tmp_path: Path
+) -> None:
+    """Not that of sums: the sum of all others is often the likeliest outcome of both models."""
+    frozen = target()
+    stored = store_distributions(frozen, TOKENS[:16], keep="top-k", k=k, hidden=True, folder=tmp_path)
+    module = DraftTrainingModule(frozen, DRAFTS[name](), LKLoss())
+    wanted = validated(module, DataLoader(TOKENS[:16], batch_size=8))["val/top1"]
+    assert validated(module, tensor_loader(stored, batch_size=8))["val/top1"] == pytest.approx(wanted)
+    assert 0 < wanted < 0.9
+
+
+def test_a_temperature_for_a_target_of_which_a_sum_was_kept_is_refused(tmp_path: Path) -> None:
+    frozen = target()
+    module = DraftTrainingModule(frozen, standalone(), LKLoss(temperature=0.5))
+    part = store_distributions(frozen, TOKENS[:4], k=4, folder=tmp_path).batch([0, 1])
+    with pytest.raises(ValueError, match=r"loss: expected temperature=1 where .* got 0.5"):
+        module(part)
+    full = store_distributions(frozen, TOKENS[:4], keep="full", folder=tmp_path)
+    module.loss.temperature = 0.5
+    torch.testing.assert_close(module.loss(*module(full.batch([0, 1]))), module.loss(*module(TOKENS[:2])))
 
 
 def test_the_rates_are_drawn_at_the_end() -> None:
@@ -434,6 +493,10 @@ def test_text_is_sampled_once_and_again_where_anything_differs(
         assert other.fingerprint() != first.fingerprint()
     assert on_policy(monkeypatch, tmp_path, target(seed=9)).fingerprint() != first.fingerprint()
     assert len(calls) == 18
+    other_heads = TinyDraftGPT(12, width=8, depth=2, heads=4, max_length=16)
+    other_heads.load_state_dict(target().state_dict())
+    assert on_policy(monkeypatch, tmp_path, other_heads).fingerprint() != first.fingerprint()
+    assert len(calls) == 21
 
 
 def test_rows_that_end_come_with_a_mask_that_training_heeds(

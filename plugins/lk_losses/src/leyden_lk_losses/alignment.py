@@ -59,6 +59,15 @@ def estimated_tau(
     >>> estimated_tau(torch.full((1, 1, 9), 0.5), k=2)
     tensor(1.7500)
     """
+    return estimated_rounds(alpha, k, mask).mean()
+
+
+def estimated_rounds(
+    alpha: Float[Tensor, "batch depths time"],
+    k: int | None = None,
+    mask: Bool[Tensor, "batch depths time"] | None = None,
+) -> Float[Tensor, " positions"]:
+    """What `estimated_tau` is the mean of: a number for each position that counts."""
     depths, time = alpha.shape[1:]
     k = depths if k is None else k
     if depths == 1 < k <= time:
@@ -67,4 +76,4 @@ def estimated_tau(
     elif not 1 <= k <= depths:
         raise ValueError(f"k: expected 1 to {max(depths, time if depths == 1 else 0)}, got {k}")
     rounds = 1 + alpha[:, :k].cumprod(dim=1).sum(dim=1)
-    return rounds.mean() if mask is None else rounds[mask[:, :k].all(dim=1)].mean()
+    return rounds.flatten() if mask is None else rounds[mask[:, :k].all(dim=1)]

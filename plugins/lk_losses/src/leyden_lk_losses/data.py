@@ -14,10 +14,10 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 
 from leyden_lk_losses.acceptance import check_temperature
-from leyden_lk_losses.models import wrap
+from leyden_lk_losses.models import architecture, wrap
 from leyden_lk_losses.sampling import sample
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class OnPolicyDataModule(TensorDataModule):
@@ -25,8 +25,8 @@ class OnPolicyDataModule(TensorDataModule):
 
     Batches are ``(tokens,)``, int64 of shape ``(batch, length)``; with ``eos`` they are ``(tokens, mask)``,
     and the mask says which tokens belong to a text. The rows are sampled by the first process that asks for
-    them and kept in `leyden.cache.cache_folder` under a fingerprint of the target's weights, the prompts and
-    the settings; later runs read them.
+    them and kept in `leyden.cache.cache_folder` under a fingerprint of the target (weights and architecture),
+    the prompts and the settings; later runs read them.
 
     Args:
         target: the model that is sampled from, or the path of a folder of ``transformers``.
@@ -102,7 +102,7 @@ class OnPolicyDataModule(TensorDataModule):
         }
         identity = {
             **settings,
-            "target": type(self.target.module).__name__,
+            "target": architecture(self.target.module),
             "weights": tensors_fingerprint(self.target.module),
             "prompts": tensors_fingerprint(prompts),
         }

@@ -72,6 +72,10 @@ class Draws:
         self._stock = torch.empty(0)
         self._used = 0
 
+    def forget(self) -> None:
+        """Drop the numbers drawn in advance, so that the next follow from the generator's state as it is."""
+        self._used = len(self._stock)
+
     def token(self, weights: Float[Tensor, "*rows vocab"]) -> Int[Tensor, "*rows"]:
         """Draw a token of each row with probabilities in proportion to weights.
 
@@ -183,6 +187,7 @@ class SpeculativeDecoder:
         """
         check_count("max_new_tokens", max_new_tokens)
         _check_prompt(prompt, self.target.max_length)
+        self.draws.forget()
         ends = frozenset([eos] if isinstance(eos, int) else eos or ())
         draft: Any = self.draft
         module = draft if isinstance(draft, HiddenDraft) else draft.module
@@ -460,8 +465,8 @@ def _compared(logits: Tensor, proposals: _Proposals | None) -> tuple[int, list[i
 
 
 def _distribution(logits: Tensor, temperature: float) -> Tensor:
-    """Probabilities, in float32 or wider."""
-    scaled = logits if temperature == 1 else logits / temperature
+    """Probabilities, in float32 or wider; so is the division, whose rounding would change the law."""
+    scaled = logits if temperature == 1 else logits.to(_wide(logits.dtype)) / temperature
     return scaled.softmax(dim=-1, dtype=_wide(logits.dtype))
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from leyden_lk_losses.acceptance import check_draft_vocab, check_temperature
-from leyden_lk_losses.models import CausalModel, evaluating, wrap
+from leyden_lk_losses.models import CausalModel, architecture, evaluating, wrap
 from leyden_lk_losses.outcomes import with_rest
 
 Keep = Literal["top-k", "full", "hidden"]
@@ -120,7 +120,8 @@ class StoredDistributions(Dataset[TargetBatch]):
 
         The last of the ``len(draft_vocab) + 1`` outcomes then holds the mass of all other tokens, and with
         ``draft_vocab=torch.arange(len(draft_vocab))`` `LKLoss` computes exactly what it computes of the whole
-        vocabulary, without a tensor of that size.
+        vocabulary at temperature 1, without a tensor of that size. ``val/top1`` is a lower bound then: all
+        other tokens together may outweigh each of the draft's where none of them does alone.
 
         Args:
             draft_vocab: the ids of the draft's tokens, int64, in the order of its logits.
@@ -183,7 +184,8 @@ def store_distributions(
             again. ``"hidden"`` takes the fewest bytes for a full answer and costs one matrix product a batch.
         k: how many tokens ``"top-k"`` keeps; a larger number than there are is all of them.
         hidden: whether hidden states are kept beside the others, for drafts that start from them.
-        temperature: divides the target's logits before anything is left out; then it is 1 in `LKLoss`.
+        temperature: divides the target's logits before anything is left out; then it is 1 in `LKLoss`, and
+            the draft's logits are not divided.
         dtype: how numbers are kept. Half precision moves a probability by at most 0.05 % for each unit of its
             logarithm. The mass of the rest is float32 always.
         batch_size: windows that the target sees at a time.
@@ -211,7 +213,7 @@ def store_distributions(
     identity = {
         "format": _FORMAT,
         "target": tensors_fingerprint(model.module),
-        "architecture": _architecture(model.module),
+        "architecture": architecture(model.module),
         "tokens": tensors_fingerprint({"tokens": tokens}),
         "keep": keep,
         "k": k if keep == "top-k" else None,
@@ -345,13 +347,6 @@ def _check_head(again: Tensor, logits: Tensor) -> None:
             "keep: 'hidden' needs a target whose logits are its output layer's, this one's are others; keep "
             "'full' or 'top-k'"
         )
-
-
-def _architecture(module: nn.Module) -> str:
-    """What besides the weights decides what a model says."""
-    config = getattr(module, "config", None)
-    told = getattr(config, "to_json_string", None)
-    return f"{module}\n{told() if told else ''}"
 
 
 def _create(folder: Path, name: str, shape: tuple[int, ...], dtype: Any) -> np.memmap[Any, Any]:

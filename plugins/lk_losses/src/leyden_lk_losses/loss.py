@@ -28,7 +28,8 @@ class LKOutput(NamedTuple):
             has its own; NaN for losses without one.
         kl: mean KL(p‖q) of each depth in nats, (depths,); NaN where the mask leaves nothing.
         tau_estimate: mean over positions of 1 + Σ_j Π_{i≤j} α_i, the tokens of a round if the draft's depths
-            were accepted at these rates, a scalar.
+            were accepted at these rates, a scalar. A position counts if its first depth does, and a depth
+            that the mask leaves out ends its product.
     """
 
     loss: Tensor

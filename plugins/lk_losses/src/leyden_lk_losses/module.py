@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from leyden_lk_losses.alignment import by_depth, estimated_tau
+from leyden_lk_losses.alignment import by_depth, estimated_rounds
 from leyden_lk_losses.drafts import HiddenDraft
 from leyden_lk_losses.kernel import row_divergences
 from leyden_lk_losses.loss import LKLoss, LKOutput
@@ -131,7 +131,16 @@ class DraftTrainingModule(LightningModule):
         Raises:
             ValueError: if the batch holds no tokens, or rows too short for the draft's depths.
         """
+        proposed, expected, counted, indices = self._asked_both(batch)
+        if indices is not None:
+            proposed = bucketed(proposed, indices)
+        return Compared(proposed, expected, counted)
+
+    def _asked_both(self, batch: Any) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """What draft and target say, which of it counts, and of which tokens the target's outcomes are."""
         tokens, mask, answer = _unpacked(batch)
+        if answer is not None:
+            self._check_answer(answer[0])
         logits, hidden, indices = self._asked(tokens) if answer is None else answer
         if self._language_model is not None:
             # As a depth of its own, so that all drafts look alike from here on.
@@ -148,9 +157,15 @@ class DraftTrainingModule(LightningModule):
             expected = by_depth(logits, self.depths)
             indices = None if indices is None else by_depth(indices, self.depths)
             counted = None if mask is None else by_depth(mask, self.depths) & mask[:, None, : -self.depths]
-        if indices is not None:
-            proposed = bucketed(proposed, indices)
-        return Compared(proposed, expected, counted)
+        return proposed, expected, counted, indices
+
+    def _check_answer(self, logits: Tensor) -> None:
+        """A sum of tokens has no temperature: it would have to be taken of each before they are added."""
+        if logits.shape[-1] != self.target.vocab and self.loss.temperature != 1:
+            raise ValueError(
+                f"loss: expected temperature=1 where some tokens of the target were kept as a sum, got "
+                f"{self.loss.temperature}; keep 'full' or 'hidden'"
+            )
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The loss of a batch."""
@@ -235,28 +250,35 @@ class DraftTrainingModule(LightningModule):
             return *self.target.observe(tokens), None
 
     def _evaluate(self, stage: str, batch: Any) -> None:
-        compared: Compared = self(batch)
+        draft, target, mask, indices = self._asked_both(batch)
+        # Kept outcomes are in the order of their probabilities; the sum of the others is no token.
+        likeliest = target.argmax(dim=-1) if indices is None else indices[..., 0]
+        same = (self._likeliest(draft) == likeliest).float()
+        compared = Compared(draft if indices is None else bucketed(draft, indices), target, mask)
         output: LKOutput = self.loss(*compared)
-        draft, target, mask = compared
-        count = draft[..., 0].numel() if mask is None else int(mask.sum())
-        if not count:
-            return
-        same = self._likeliest(draft) == target.argmax(dim=-1)
-        values = {
-            f"{stage}_loss": output.loss,
-            f"{stage}/kl": output.kl[0],
-            f"{stage}/top1": same.float().mean() if mask is None else same[mask].float().mean(),
-            f"{stage}/tau": self._tau(compared, output),
-            **_numbered(f"{stage}/alpha", output.alpha),
-        }
-        known = {name: value for name, value in values.items() if value is not None}
-        self.log_dict(known, sync_dist=True, batch_size=count)
+        valid = torch.ones_like(same, dtype=torch.bool) if mask is None else mask
+        counts = valid.sum(dim=(0, 2)).tolist()
+        values = [
+            (f"{stage}_loss", output.loss, sum(counts)),
+            (f"{stage}/kl", output.kl[0], counts[0]),
+            (f"{stage}/top1", same[valid].mean(), sum(counts)),
+            *(
+                (name, rate, counts[depth])
+                for depth, (name, rate) in enumerate(_numbered(f"{stage}/alpha", output.alpha).items())
+            ),
+        ]
+        if (tau := self._tau(compared, output)) is not None:
+            values.append((f"{stage}/tau", *tau))
+        for name, value, count in values:
+            # Of weight 0 rather than left out: all processes must log the same names.
+            self.log(name, value if count else 0.0, sync_dist=True, batch_size=count)
 
-    def _tau(self, compared: Compared, output: LKOutput) -> Tensor | None:
-        """The estimate for rounds of ``k`` tokens; None where the rows are too short for one."""
+    def _tau(self, compared: Compared, output: LKOutput) -> tuple[Tensor, int] | None:
+        """The estimate for rounds of ``k`` tokens and of how many positions; None for rows too short."""
         draft, target, mask = compared
         if self._language_model is None and self.k == self.depths:
-            return output.tau_estimate
+            first = draft[:, 0, :, 0].numel() if mask is None else int(mask[:, 0].sum())
+            return output.tau_estimate, first
         if self._language_model is not None and draft.shape[2] < self.k:
             return None
         rates = row_divergences(
@@ -267,7 +289,8 @@ class DraftTrainingModule(LightningModule):
             chunk_size=self.loss.chunk_size,
             valid=mask,
         )
-        return estimated_tau(rates.log_alpha.exp(), self.k, mask)
+        rounds = estimated_rounds(rates.log_alpha.exp(), self.k, mask)
+        return rounds.mean(), len(rounds)
 
     def _likeliest(self, draft: Tensor) -> Tensor:
         places = draft.argmax(dim=-1)

@@ -75,7 +75,7 @@ def _continued(model: CausalModel, prompts: Tensor, length: int, temperature: fl
             tokens = logits.argmax(dim=-1)
         else:
             dtype = torch.promote_types(logits.dtype, torch.float32)
-            tokens = draws.token((logits / temperature).softmax(dim=-1, dtype=dtype))
+            tokens = draws.token((logits.to(dtype) / temperature).softmax(dim=-1))
         unread = tokens.unsqueeze(1)
         pieces.append(unread)
     return torch.cat(pieces, dim=1).cpu()
