@@ -128,6 +128,18 @@ def test_the_local_rates_with_all_samples(preconditioner: Preconditioner, eta: f
         assert (errors[5] / errors[2]) ** (1 / 3) == pytest.approx(rate, abs=0.05)
 
 
+def test_damping_adds_its_multiple_of_the_objectives_root_to_the_gram_matrix() -> None:
+    problem, factor, residual, _ = setting()
+    batch = Problem(problem.operator, problem.y[None], problem.mask[None], problem.rate[None])
+    settings = Settings(rank=3, preconditioner="block_jacobi", step=0.4, damping=0.3, tol=0.0)
+    state = start_at(batch, settings, factor[None])
+    ridge = 0.3 * state.value.sqrt() * torch.eye(3)
+    inverse = torch.linalg.inv(conjugate_gram(factor) + ridge)
+    expected = factor - 0.4 * residual @ factor.conj() @ inverse
+    after = iterate(batch, settings, state).factor[0]
+    torch.testing.assert_close(after, expected, rtol=1e-10, atol=1e-10)
+
+
 def test_the_inverse_of_a_singular_gram_matrix_is_finite() -> None:
     factor = torch.ones(5, 2, dtype=torch.complex128)
     assert torch.isfinite(torch.view_as_real(regularized_inverse(conjugate_gram(factor)))).all()

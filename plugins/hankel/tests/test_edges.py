@@ -259,6 +259,13 @@ def test_real_samples_give_a_real_signal_and_a_cosine_counts_twice() -> None:
     assert relative_error(found.x, truth) <= 1e-8
 
 
+def test_what_of_a_real_signal_does_not_come_out_real_stays_complex() -> None:
+    t = torch.arange(101, dtype=torch.float64)
+    mask = torch.rand(101, generator=torch.Generator().manual_seed(0)) < 0.4
+    found = complete(torch.cos(0.7 * t), mask, 1)  # a line short: one of two conjugate ones is found
+    assert found.x.dtype == torch.complex128
+
+
 def test_a_defective_pole_is_completed_and_its_frequency_known_to_half_the_digits() -> None:
     t = torch.arange(63, dtype=torch.float64)
     truth = (1 + 0.1 * t) * torch.exp(1.3j * t)
@@ -316,6 +323,12 @@ def test_the_rank_is_found_where_it_is_not_given(rank: int, noise_db: float | No
     signal = drawn(255, rank, samples=120, separation=True, noise_db=noise_db)
     assert estimate_rank(signal.y, signal.mask) == rank
     assert complete(signal.y, signal.mask).rank == rank
+
+
+def test_the_rank_is_found_despite_outliers_and_not_sought_beyond_a_limit() -> None:
+    signal = drawn(255, 3, samples=150, separation=True, outliers=0.05)
+    assert estimate_rank(signal.y, signal.mask, outlier_fraction=0.05) == 3
+    assert estimate_rank(signal.y, signal.mask, outlier_fraction=0.05, max_rank=2) <= 2
 
 
 def test_the_rank_of_a_batch_is_one_for_all_its_signals() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from leyden_hankel import (
@@ -116,6 +118,13 @@ def test_signals_are_drawn_as_described() -> None:
     assert ((signal.damping >= 2 / 255) & (signal.damping <= 4 / 255)).all()
     seen = torch.where(signal.mask, signal.truth, torch.zeros((), dtype=signal.truth.dtype))
     assert torch.linalg.vector_norm(signal.y - seen) / torch.linalg.vector_norm(seen) == pytest.approx(0.1)
+    assert not torch.equal(ordered, signal.frequencies)  # strengths have nothing to do with places
+    assert not bool(signal.y[~signal.mask].any())
+    plain = spectral_signal(255, 60, generator=generator()).amplitudes.abs()
+    assert plain.min() >= 2
+    assert 1 + 0.9 * 10**0.5 <= plain.max() <= 1 + 10**0.5
+    odd = spectral_signal(255, 3, samples=25, outliers=0.1, generator=generator())
+    assert int(((odd.y - odd.truth)[odd.mask].abs() > 1e-12).sum()) == 3
     wrong = spectral_signal(255, 3, samples=100, outliers=0.2, generator=generator())
     apart = (wrong.y - wrong.truth)[wrong.mask].abs()
     assert int((apart > 1e-12).sum()) == 20
@@ -183,6 +192,16 @@ def test_the_pictures_show_lines_residual_and_iterations() -> None:
     (ax,) = iterations_figure(found).axes
     assert len(ax.lines) == 3
     assert len(ax.lines[0].get_xdata()) == int(found.iters)  # type: ignore[arg-type]
+    assert ax.lines[2].get_ydata()[0] == 1  # type: ignore[index]
+    batch = HankelCompletion(511, 8)(torch.stack([signal.y, 2 * signal.y]), signal.mask)
+    single, pair = (
+        spectrum_figure(one, y, signal.mask.expand(y.shape)).axes[1].lines[0].get_ydata()
+        for one, y in ((found, signal.y), (batch, torch.stack([signal.y, 2 * signal.y])))
+    )
+    assert max(abs(pair - single)) <= 1e-6 * max(single)  # type: ignore[operator,type-var]
+    history = {**found.history, "rel_change": torch.zeros_like(found.history["rel_change"])}
+    (ax,) = iterations_figure(dataclasses.replace(found, history=history)).axes
+    assert np.isnan(ax.lines[1].get_ydata()).all()  # nothing is zero on a logarithmic axis
     square = HankelCompletion((15, 15), 1)(torch.ones(15, 15), torch.ones(15, 15, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"^completion: expected a signal of one dimension"):
         spectrum_figure(square)

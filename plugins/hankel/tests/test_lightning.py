@@ -94,6 +94,12 @@ def test_a_training_resumed_in_mid_epoch_gives_the_same_bits(tmp_path: Path) -> 
     assert loaded.hparams["rank"] == 3
 
 
+def test_a_checkpoint_of_more_processes_is_refused() -> None:
+    module = trained(HankelCompletionModule(63, 3), data(), max_steps=1)
+    with pytest.raises(MisconfigurationException, match="signals of 2 processes, and this Trainer has 1"):
+        module.on_load_checkpoint({"hankel_states": [{}, {}], "state_dict": {}})
+
+
 def test_copies_of_a_trained_module_go_on_alike() -> None:
     part = trained(HankelCompletionModule(63, 3), data(), max_steps=7)
     for duplicate in (copy.deepcopy(part), pickle.loads(pickle.dumps(part))):
@@ -121,6 +127,8 @@ def test_what_happens_is_logged(tmp_path: Path) -> None:
     errors = rows["rel_error"][~np.isnan(rows["rel_error"])]
     assert errors[-1] < 1e-5
     assert errors[-1] == pytest.approx(float(module.history[-1, :, 3].mean()))
+    conditions = rows["gram_condition"][~np.isnan(rows["gram_condition"])]
+    assert conditions[-1] == pytest.approx(float(module.completion.gram_condition.mean()), rel=1e-3)
 
 
 def test_testing_and_predicting_solve_from_the_start() -> None:
@@ -129,7 +137,12 @@ def test_testing_and_predicting_solve_from_the_start() -> None:
     trainer = quiet_trainer()
     with quiet():
         (measured,) = trainer.test(module, signals, verbose=False)
+        (validated,) = trainer.validate(module, signals, verbose=False)
         batches = trainer.predict(module, signals)
+    assert validated["val_rel_error"] < 1e-5
+    assert measured["test_iterations"] == pytest.approx(
+        float(module(*signals.test[:2]).iters.double().mean())
+    )
     assert measured["test_rel_error"] < 1e-5
     assert measured["test_converged"] == 1
     assert batches is not None
@@ -325,6 +338,7 @@ Trainer(max_epochs=40, callbacks=[saving], **settings).fit(module, signals)
 y, mask, _ = (tensor[rank::2] for tensor in signals.train)
 answer = complete(y, mask, 3, signal_dims=1)
 assert torch.equal(torch.view_as_real(module.completion.x), torch.view_as_real(answer.x))
+assert len(module.history) == int(answer.iters.max())  # and has waited for the other
 print("right: each process has solved its own signals")
 
 resumed = HankelCompletionModule(63, 3)

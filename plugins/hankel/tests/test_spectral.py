@@ -27,6 +27,13 @@ def test_takagi_factors_a_complex_symmetric_matrix() -> None:
     assert (vectors.mH @ vectors - torch.eye(6)).abs().max() < 1e-13
 
 
+def test_takagi_leaves_out_what_is_not_symmetric() -> None:
+    matrix, other = random(5, 5), random(5, 5, seed=1)
+    matrix, skew = matrix + matrix.mT, other - other.mT
+    for one, whole in zip(takagi(matrix, 3), takagi(matrix + skew, 3), strict=True):
+        torch.testing.assert_close(one, whole)
+
+
 @pytest.mark.parametrize("frequencies", [(0.25, 0.75), (4 / 16, 9 / 16)])
 def test_equal_singular_values_are_factored_exactly(frequencies: tuple[float, float]) -> None:
     t = torch.arange(31, dtype=torch.float64)
