@@ -187,6 +187,55 @@ def test_the_monitor_logs_the_curvature_of_the_modules_own_loss() -> None:
     assert found == pytest.approx([expected, expected], rel=0.02)
 
 
+def test_under_a_scaler_half_precision_keeps_small_curvatures() -> None:
+    class Small(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return 1e-3 * super().training_step(batch, batch_idx)
+
+    found = []
+    half = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+    for arguments in ({}, {"plugins": [half]}):
+        monitor = CurvatureMonitor(1, 30, "*")
+        fit(Small(), monitor, max_steps=1, **arguments)
+        found.append([values[0] for values in monitor.curvatures.values()])
+    assert found[1] == pytest.approx(found[0], rel=0.05)
+
+
+def test_a_checkpointed_part_is_run_again_as_it_was() -> None:
+    class Again(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.utils.checkpoint.checkpoint(self.first, x, use_reentrant=False).tanh())
+
+    found = []
+    for net in (Net(), Again()):
+        monitor = CurvatureMonitor(1, 5, "*")
+        fit(net, monitor, max_steps=2)
+        found.append(monitor.curvatures)
+        assert not any(one._forward_pre_hooks for one in net.modules())
+    assert {name: pytest.approx(values) for name, values in found[0].items()} == found[1]
+
+
+def test_curvature_of_modules_that_are_not_there_is_said_once() -> None:
+    with pytest.warns(UserWarning, match=r"saw no input of a module that layers='nothing' names in Net"):
+        fit(Net(), CurvatureMonitor(1, layers="nothing"))
+
+
+@pytest.mark.parametrize("make", [ActivationScaleMonitor, CurvatureMonitor])
+def test_a_batch_that_the_module_skips_leaves_no_hook(make: Callable[..., Any]) -> None:
+    class Skipping(Net):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+            return -1 if batch_idx == 2 else None
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            assert not any(one._forward_hooks or one._forward_pre_hooks for one in self.modules())
+
+    net, monitor = Skipping(), make(1)
+    trainer = lightning.Trainer(max_epochs=2, callbacks=[monitor], logger=False, **QUIET)
+    trainer.fit(net, loader(), loader())
+    assert monitor.steps == [0, 1, 2, 3]
+    assert not any(one._forward_hooks or one._forward_pre_hooks for one in net.modules())
+
+
 def test_a_loss_that_is_linear_in_an_input_has_no_curvature_there() -> None:
     x = torch.randn(3, requires_grad=True)
     other = torch.randn(3, requires_grad=True)
@@ -292,6 +341,22 @@ def test_a_sweeps_wrong_arguments_are_named() -> None:
         lr_tolerance_sweep(small, Sequences(), [0.1], 1)
     with pytest.raises(ValueError, match=r"^metric: expected one that the module logs, got 'loss'"):
         lr_tolerance_sweep(small, Sequences(), [0.1], 2, metric="loss")
+
+
+def test_data_without_a_validation_split_at_all_or_without_rows() -> None:
+    class TrainingAlone(lightning.LightningDataModule):
+        rows = 32
+
+        def train_dataloader(self) -> Any:
+            rows = (torch.arange(self.rows)[:, None] + torch.arange(7)) % 11
+            return DataLoader(TensorDataset(rows[:, :-1], rows[:, 1:]), batch_size=8)
+
+    (row,) = lr_tolerance_sweep(small, TrainingAlone(), [1e-2], 10)
+    assert math.isfinite(row.final_loss)
+    nothing = TrainingAlone()
+    nothing.rows = 0
+    with pytest.raises(ValueError, match=r"^datamodule: expected training data of at least one batch"):
+        lr_tolerance_sweep(small, nothing, [1e-2], 10)
 
 
 def test_a_spike_is_measured_from_the_lowest_mean_before() -> None:

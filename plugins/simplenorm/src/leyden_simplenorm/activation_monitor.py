@@ -79,6 +79,7 @@ class ActivationScaleMonitor(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Hook the modules at a step that is watched."""
+        self._forget()  # a batch that was left before its end
         if not is_due(trainer, batch_idx, self.every_n_steps):
             return
         self._step = step_of(trainer)
@@ -110,6 +111,14 @@ class ActivationScaleMonitor(Callback):
             label = f"act/{name}/rms"
             metrics |= {f"{label}_min": low, f"{label}_median": middle, f"{label}_max": high}
         write(trainer, metrics, step)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let the modules go, where the last batch was left before its end."""
+        self._forget()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let the modules go, where the last batch was left before its end."""
+        self._forget()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the medians."""

@@ -76,7 +76,9 @@ class CurvatureMonitor(Callback):
         self._open = ExitStack()
         self._found: dict[str, Tensor] = {}
         self._step: int | None = None
+        self._recording = False
         self._failed = False
+        self._warned = False
 
     @property
     def state_key(self) -> str:
@@ -93,9 +95,10 @@ class CurvatureMonitor(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Hook the modules at a step that is watched."""
+        self._close()  # a batch that was left before its end
         if self._failed or not is_due(trainer, batch_idx, self.every_n_steps):
             return
-        self._step = step_of(trainer)
+        self._step, self._recording = step_of(trainer), True
         self._open.enter_context(sdpa_kernel(SDPBackend.MATH))
         for name, module in self._chosen(pl_module).items():
             hook = module.register_forward_pre_hook(partial(self._look, name))
@@ -103,21 +106,29 @@ class CurvatureMonitor(Callback):
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Measure, while the loss's graph is there."""
-        inputs = self._inputs
-        step = self._step
-        self._close()
-        if not inputs or step is None or not loss.requires_grad:
+        inputs, self._inputs = self._inputs, {}
+        step, self._recording = self._step, False
+        if step is None or self._found:
             return
+        if not inputs:
+            self._warn(pl_module)
+        if not inputs or not loss.requires_grad:
+            return
+        # Of the loss as a scaler has it, in whose size half precision keeps derivatives above zero.
         factor: Tensor | float = trainer.accumulate_grad_batches
         if (scale := loss_scale(trainer, loss.device)) is not None:
             factor = factor / scale
         try:
-            self._found = input_curvatures(loss * factor, inputs, iterations=self.n_power_iter, seed=step)
-            self._step = step
+            found = input_curvatures(loss, inputs, iterations=self.n_power_iter, seed=step)
+            self._found = {name: value * factor for name, value in found.items()}
         except RuntimeError as error:
             self._failed = True
             reason = " ".join(str(error).split())[:200]
             rank_zero_warn(f"CurvatureMonitor stops: the loss cannot be differentiated twice ({reason})")
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let the modules go; a backward pass that runs a part of them again must find them as they were."""
+        self._open.close()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -132,6 +143,14 @@ class CurvatureMonitor(Callback):
         for name, value in values.items():
             self.curvatures.setdefault(name, []).append(value)
         write(trainer, {f"curv/{name}": value for name, value in values.items()}, step)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let the modules go, where the last batch was left before its end."""
+        self._close()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let the modules go, where the last batch was left before its end."""
+        self._close()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw what was measured."""
@@ -156,7 +175,13 @@ class CurvatureMonitor(Callback):
         self.curvatures = {name: list(values) for name, values in state_dict["curvatures"].items()}
 
     def __getstate__(self) -> dict[str, Any]:
-        empty: dict[str, Any] = {"_inputs": {}, "_found": {}, "_step": None, "_open": None}
+        empty: dict[str, Any] = {
+            "_inputs": {},
+            "_found": {},
+            "_step": None,
+            "_recording": False,
+            "_open": None,
+        }
         return {**self.__dict__, **empty}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -174,15 +199,22 @@ class CurvatureMonitor(Callback):
         x = arguments[0] if arguments else None
         if not isinstance(x, Tensor) or not x.is_floating_point() or not torch.is_grad_enabled():
             return None
-        if x.requires_grad:
-            self._inputs[name] = x
-            return None
-        self._inputs[name] = x.detach().requires_grad_()
-        return (self._inputs[name], *arguments[1:])
+        taken = x if x.requires_grad else x.detach().requires_grad_()
+        if self._recording:
+            self._inputs[name] = taken
+        return None if taken is x else (taken, *arguments[1:])
+
+    def _warn(self, pl_module: LightningModule) -> None:
+        if not self._warned:
+            self._warned = True
+            rank_zero_warn(
+                f"CurvatureMonitor saw no input of a module that layers={self.layers!r} names in "
+                f"{type(pl_module).__name__}; in a compiled model hooks do not run"
+            )
 
     def _close(self) -> None:
         self._open.close()
-        self._inputs, self._found, self._step = {}, {}, None
+        self._inputs, self._found, self._step, self._recording = {}, {}, None, False
 
 
 def input_curvatures(

@@ -11,6 +11,7 @@ import lightning
 from leyden.arguments import check_at_least
 from leyden_callbacks import log_figure
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ def lr_tolerance_sweep(
         A row for each learning rate, in their order.
 
     Raises:
-        ValueError: if ``lrs`` is empty or has one that is not above 0, or ``steps`` is less than 2.
+        ValueError: if ``lrs`` is empty or has one that is not above 0, ``steps`` is less than 2, there is no
+            training data, or the module does not log ``metric``.
     """
     check_at_least("steps", steps, 2)
     if not lrs or not all(isinstance(lr, int | float) and 0 < lr < math.inf for lr in lrs):
@@ -189,6 +191,8 @@ def _train(
     except FloatingPointError:
         failed = True
     losses = record.numbers()
+    if not losses:
+        raise ValueError("datamodule: expected training data of at least one batch, got none")
     failed = failed or not all(map(math.isfinite, losses))
     final = math.nan if failed else _final_loss(module, datamodule, losses, metric, given)
     spike = math.inf if failed else largest_spike(losses)
@@ -204,7 +208,7 @@ def _final_loss(
     arguments: Mapping[str, Any],
 ) -> float:
     last = losses[-max(len(losses) // 10, 1) :]
-    if not datamodule.val_dataloader():
+    if not is_overridden("val_dataloader", datamodule) or not datamodule.val_dataloader():
         return math.fsum(last) / len(last)
     measured = Trainer(**{**_QUIET, **arguments}).validate(module, datamodule=datamodule, verbose=False)
     found = {name: value for one in measured for name, value in one.items()}
