@@ -11,7 +11,7 @@ import pytest
 import torch
 from leyden.claims import Cell, CellResult, Claim, Scale, Table
 from leyden_asym_perturb import MatrixGame, biased_rps, kuhn_poker, many_equilibria, random_matrix
-from leyden_asym_perturb.baselines import CounterfactualRegret, OptimisticGDA, PerturbedGDA
+from leyden_asym_perturb.baselines import CounterfactualRegret, MirroredAsymP, OptimisticGDA, PerturbedGDA
 from leyden_asym_perturb.claims import (
     Impossibility,
     LastIterate,
@@ -302,6 +302,10 @@ def test_equal_updates_are_half_as_many_iterations_of_a_pair() -> None:
 
 def test_names_make_the_methods() -> None:
     game = kuhn_poker()
+    pair = method_of("AsymP", game, 0.5, 0.2)
+    assert isinstance(pair, MirroredAsymP)
+    keeps = [[float(keep) for keep in process.keep] for process in pair.processes]
+    assert keeps == [pytest.approx([0.9, 1.0]), pytest.approx([1.0, 0.9])]
     symmetric = method_of("SymP", game, 0.5, 0.2)
     assert isinstance(symmetric, PerturbedGDA)
     assert [float(keep) for keep in symmetric.keep] == pytest.approx([0.9, 0.9])

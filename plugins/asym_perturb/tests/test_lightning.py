@@ -208,6 +208,17 @@ def test_the_callback_follows_stops_and_resumes(tmp_path: Path) -> None:
     assert twin.curve == callback.curve
 
 
+def test_the_curve_tells_when_a_certificate_was_computed() -> None:
+    """Where a training step is shorter than ``check_every`` it is not the present iteration."""
+    callback = NashConvCallback(every_n_steps=1)
+    fitted(AsymPGameModule(biased_rps(), eps=1e-9, inner_steps=4, check_every=10), 8, callbacks=[callback])
+    assert [iterations for iterations, _ in callback.curve] == [0, 10, 20, 30]
+    for iterations, found in callback.curve:
+        solver = AsymPGameModule(biased_rps(), eps=1e-9).solver
+        solver.advance(max(iterations, 1))
+        assert float(solver.current) == found
+
+
 def test_the_callback_leaves_other_modules_alone() -> None:
     class Other(LightningModule):
         pass
@@ -229,9 +240,12 @@ def test_tables_files_and_pictures(tmp_path: Path) -> None:
     written = json.loads(json.dumps(strategies_of(module.solver, found)))
     assert written["x"] == pytest.approx([0.2, 0.6, 0.2], abs=1e-5)
     assert written["converged"] is True
+    assert written["y"] == found.y.tolist()
     named = AsymPGameModule(kuhn_poker(), eps=1e-3)
     named.solver.advance(2000)
-    assert set(strategies_of(named.solver, named.result())["y"]["2b"]) == {"pass", "bet"}  # type: ignore[arg-type]
+    both = strategies_of(named.solver, named.result())  # type: ignore[arg-type]
+    assert both["x"] == named.game.policy(0, named.result().x)  # type: ignore[attr-defined,union-attr]
+    assert both["y"]["2b"]["bet"] > 0.99  # the best card calls
     curve = draw_curve([(10, 1.0), (20, 0.0)], found)
     path = draw_path([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], found)
     for figure in (curve, path):

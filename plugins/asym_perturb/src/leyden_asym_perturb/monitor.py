@@ -54,7 +54,7 @@ class NashConvCallback(Callback):
 
     @property
     def curve(self) -> list[tuple[int, float]]:
-        """Iterations, and the largest NashConv of the games there."""
+        """Iterations at which a certificate was computed, and the largest NashConv of the games there."""
         return [(int(iterations), found) for iterations, found in self._curve]
 
     def on_train_batch_end(
@@ -68,7 +68,10 @@ class NashConvCallback(Callback):
         if self.stop_below is not None and trainer.strategy.reduce_boolean_decision(low, all=True):
             trainer.should_stop = True
         if trainer.global_step % self.every_n_steps == 0 or trainer.should_stop:
-            self._curve.append([float(solver.iteration), float(solver.current.max())])
+            done = int(solver.iteration)
+            checked = float(done - done % solver.check_every)  # a certificate may be some steps old
+            if not self._curve or checked > self._curve[-1][0]:
+                self._curve.append([checked, float(solver.current.max())])
             if self._on_triangle(solver):
                 self._path.append(solver.x[0, 0].tolist())
 
@@ -173,7 +176,7 @@ def draw_curve(curve: list[tuple[int, float]], found: SolveResult) -> Figure:
 
 
 def draw_path(path: list[list[float]], found: SolveResult) -> Figure:
-    """The path of x over the simplex of three actions.
+    """The path of x over the simplex of three actions, in the process that perturbs x.
 
     Args:
         path: points of the simplex, at least one.
@@ -184,7 +187,7 @@ def draw_path(path: list[list[float]], found: SolveResult) -> Figure:
     """
     from leyden.figures import INK, MUTED, PALETTE, new_figure
 
-    figure, (ax,) = new_figure(title="The path of x over the simplex, process that perturbs x", height=5.0)
+    figure, (ax,) = new_figure(title="The path of x over the simplex to the solution, the star", height=5.0)
     corners = [(0.0, 0.0), (1.0, 0.0), (0.5, 3**0.5 / 2), (0.0, 0.0)]
     ax.plot(*zip(*corners, strict=True), color=MUTED, lw=1)
     for place, (corner, name) in enumerate(
