@@ -346,6 +346,25 @@ class Outliers(Claim):
             judge.better("faster", own, other, 1 / 0.95),
         ]
 
+    def figure(self, table: Table) -> Mapping[str, Figure]:
+        """Iterations by step where a tenth is wrong, and by the share that is wrong at the default step."""
+        from leyden.figures import setting_figure
+
+        tenth = Table(result for result in table if result.cell.setting["outliers"] == 0.1)
+        default = Table(result for result in table if result.cell.setting.get("step") == 0.7)
+        return {
+            name: setting_figure(part, self.metric, methods, mode="min", title=title)
+            for name, part, methods, title in (
+                ("steps", tenth, ["tangent", "HSNLD"], "Iterations to an error of 1e-6, 10 % wrong, by step"),
+                (
+                    "shares",
+                    default,
+                    ["tangent"],
+                    "Iterations to an error of 1e-6, by the share that is wrong",
+                ),
+            )
+        }
+
 
 class Field(Claim):
     """Beside what users of the field have."""
