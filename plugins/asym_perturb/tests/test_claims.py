@@ -109,6 +109,18 @@ def test_limits_are_measured_with_the_right_sign() -> None:
             assert -0.5 < float(measured["symmetric"]) < 0  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("method", "mu", "slacks"),
+    [("AsymP", 2.0, ("exact", "one_run")), ("AsymP", 4.0, ("above",)), ("SymP", 1.0, ("symmetric",))],
+)
+def test_limits_are_reached_where_they_are_stated(method: str, mu: float, slacks: tuple[str, ...]) -> None:
+    options = {"method": method, "game": "BRPS", "iterations": 2_500}
+    cell = Cell(method=f"{method}, BRPS", seed=0, setting={"mu": mu}, options=options)
+    measured = LastIterate().run(cell)
+    for name in slacks:
+        assert 0 < float(measured[name]) <= 1e-6  # type: ignore[arg-type]
+
+
 def test_perturbed_pennies_are_what_their_closed_form_says() -> None:
     """Both players perturbed, inside: A y + mu x and -Aᵀ x + mu y are constant."""
     strengths = torch.tensor([0.1, 0.5, 3.0], dtype=torch.float64)
@@ -132,6 +144,17 @@ def test_an_equilibrium_by_symmetric_perturbation_refutes_the_impossibility() ->
     for slack, expected in ((0.01, "holds"), (-0.01, "does not hold")):
         found = outcomes(Impossibility(), [done("symmetric", 0, symmetric_slack=slack, least=0.1), fine])
         assert found == {"never": expected, "asymmetric": "holds"}
+
+
+def test_strengths_are_judged_by_the_worst_in_units_of_mu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(strengths: torch.Tensor, iterations: int, *, symmetric: bool) -> torch.Tensor:
+        return 0.06 * strengths if symmetric else torch.where(strengths > 3, 2e-9, 0.0)
+
+    monkeypatch.setattr("leyden_asym_perturb.experiments.pennies_solutions", found)
+    claim = Impossibility()
+    symmetric, asymmetric = (claim.run(cell) for cell in claim.cells(Scale("smoke", 1)))
+    assert symmetric["symmetric_slack"] == pytest.approx(0.01)
+    assert asymmetric["asymmetric_slack"] == pytest.approx(-1e-9)
 
 
 def parameter_free(**changed: Any) -> list[CellResult]:
