@@ -383,6 +383,18 @@ def test_a_swap_leaves_the_last_map_as_it_is() -> None:
         with_simplenorm(Classification(mlp([4, 3]), num_classes=3))
 
 
+def test_a_swap_tells_the_head_from_maps_of_the_same_name_in_blocks() -> None:
+    class Model(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = nn.ModuleDict({"fc": nn.Linear(4, 4), "other": nn.Linear(4, 4)})
+            self.fc = nn.Linear(4, 2)
+
+    model = with_simplenorm(Model())
+    assert all(isinstance(one, SimpleNormLinear) for one in model.block.values())
+    assert type(model.fc) is nn.Linear
+
+
 def test_a_converted_model_is_watched_like_any_other() -> None:
     net = Net()
     net.last = nn.Linear(5, 3)

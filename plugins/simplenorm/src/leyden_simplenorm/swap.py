@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from lightning.pytorch import LightningModule
-from torch import nn
 
-from leyden_simplenorm.conversion import to_simplenorm
+from leyden_simplenorm.conversion import is_map, to_simplenorm
 from leyden_simplenorm.simplenorm import Norm
 
 
@@ -23,6 +22,8 @@ def with_simplenorm(model: LightningModule, *, norm: Norm = "rms", eps: float = 
     Raises:
         ValueError: if the model has fewer than two maps, or one that cannot be replaced.
     """
-    heads = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)][-1:]
-    to_simplenorm(model, exclude=("lm_head", "output", *heads), norm=norm, eps=eps)
+    maps = [(name, one) for name, one in model.named_modules(remove_duplicate=False) if is_map(one)]
+    # By whole names of the others: the head's own, such as `fc`, may be that of maps inside blocks, too.
+    others = [name for name, one in maps if one is not maps[-1][1]]
+    to_simplenorm(model, include=others, norm=norm, eps=eps)
     return model
