@@ -12,7 +12,8 @@ import torch
 from leyden.tasks import CausalTransformer
 from leyden_lk_losses.decoder import SpeculativeDecoder
 from leyden_lk_losses.drafts import MedusaHeads, MLPSpeculator, TinyDraftGPT
-from leyden_lk_losses.models import CausalModel, HuggingFace, OwnCache, Plain, architecture, evaluating, wrap
+from leyden_lk_losses.fingerprint import model_identity
+from leyden_lk_losses.models import CausalModel, HuggingFace, OwnCache, Plain, evaluating, wrap
 from torch import Tensor, nn
 
 TOKENS = torch.randint(50, (2, 20), generator=torch.Generator().manual_seed(0))
@@ -123,8 +124,10 @@ def test_what_decides_what_a_model_says_is_told_apart_and_its_mode_is_not() -> N
             self.layer = nn.LayerNorm(4, eps=scale)
             self.register_buffer("shift", torch.tensor(shift), persistent=False)
 
-    assert architecture(Scaled(0.1)) == architecture(Scaled(0.1).eval())
-    assert len({architecture(Scaled(0.1)), architecture(Scaled(0.2)), architecture(Scaled(0.1, 1.0))}) == 3
+    first = model_identity(Scaled(0.1))
+    assert first == model_identity(Scaled(0.1).eval())
+    assert first not in (second := model_identity(Scaled(0.2)), third := model_identity(Scaled(0.1, 1.0)))
+    assert first["weights"] == second["weights"] == third["weights"]
 
 
 def test_what_is_no_causal_language_model_is_refused() -> None:

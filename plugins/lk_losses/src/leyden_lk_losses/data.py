@@ -14,7 +14,8 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 
 from leyden_lk_losses.acceptance import check_temperature
-from leyden_lk_losses.models import architecture, wrap
+from leyden_lk_losses.fingerprint import model_identity
+from leyden_lk_losses.models import wrap
 from leyden_lk_losses.sampling import sample
 
 _FORMAT = 2
@@ -102,8 +103,7 @@ class OnPolicyDataModule(TensorDataModule):
         }
         identity = {
             **settings,
-            "target": architecture(self.target.module),
-            "weights": tensors_fingerprint(self.target.module),
+            "target": model_identity(self.target.module),
             "prompts": tensors_fingerprint(prompts),
         }
 

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from leyden_lk_losses.acceptance import check_draft_vocab, check_temperature
-from leyden_lk_losses.models import CausalModel, architecture, evaluating, wrap
+from leyden_lk_losses.fingerprint import model_identity
+from leyden_lk_losses.models import CausalModel, evaluating, wrap
 from leyden_lk_losses.outcomes import with_rest
 
 Keep = Literal["top-k", "full", "hidden"]
@@ -212,8 +213,7 @@ def store_distributions(
     head = _output_layer(model.module) if keep == "hidden" else None
     identity = {
         "format": _FORMAT,
-        "target": tensors_fingerprint(model.module),
-        "architecture": architecture(model.module),
+        "target": model_identity(model.module),
         "tokens": tensors_fingerprint({"tokens": tokens}),
         "keep": keep,
         "k": k if keep == "top-k" else None,

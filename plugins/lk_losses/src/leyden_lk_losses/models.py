@@ -8,7 +8,6 @@ folder of one. A cache that rejected tokens are cut off from is what makes specu
 from __future__ import annotations
 
 import inspect
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from leyden.cache import tensors_fingerprint
 from torch import Tensor, nn
 
 Logits = Float[Tensor, "batch time vocab"]
@@ -368,40 +366,6 @@ class HuggingFace(CausalModel):
         # Also for none: a sliding window then drops what it kept in case. A negative number is how many to
         # remove in every version; a positive one was a length once.
         cache.cache.crop(-surplus)
-
-
-_PLAIN = (bool, int, float, str, tuple, type(None))
-"""Types of the attributes that settings of a module have."""
-
-
-def architecture(module: nn.Module) -> str:
-    """What besides parameters and persistent buffers decides what a model says, as text for a fingerprint.
-
-    Equal weights may belong to different models: the number of attention heads, an epsilon or a base of
-    rotary positions is in no tensor. So of every submodule its class and its plain attributes count, and of
-    the whole its other buffers and, if it is of ``transformers``, its configuration. What a `forward` reads
-    from elsewhere (a global, a list) does not.
-
-    Args:
-        module: the model.
-
-    Returns:
-        The text, the same in every process and whatever the mode.
-    """
-    parts = {
-        name: {
-            "class": f"{type(part).__module__}.{type(part).__qualname__}",
-            **{key: repr(value) for key, value in vars(part).items() if _is_setting(key, value)},
-        }
-        for name, part in module.named_modules()
-    }
-    told = getattr(getattr(module, "config", None), "to_json_string", None)
-    own = {"parts": parts, "buffers": tensors_fingerprint(dict(module.named_buffers()))}
-    return json.dumps(own, sort_keys=True) + (told() if told else "")
-
-
-def _is_setting(key: str, value: object) -> bool:
-    return key != "training" and not key.startswith("_") and isinstance(value, _PLAIN)
 
 
 @contextmanager
