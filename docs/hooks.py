@@ -44,6 +44,7 @@ MODULES = (
     "leyden.logger",
     "leyden.tracking",
     "leyden.figures",
+    "leyden.cache",
     "leyden.testing",
     "leyden_callbacks",
     "leyden_datamodules",
