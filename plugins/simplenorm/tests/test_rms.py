@@ -130,6 +130,11 @@ def test_a_gain_of_another_type_leaves_the_inputs_type() -> None:
     y = rows(2, 4, dtype=torch.bfloat16)
     assert rms_norm(y, torch.ones(4)).dtype == torch.bfloat16
     assert torch.func.vmap(lambda row: rms_norm(row, torch.ones(4)))(y).dtype == torch.bfloat16
+    gain = torch.full((4,), 1.003)  # which is 1 in bfloat16
+    many = rows(400, 4, dtype=torch.bfloat16)
+    by_torch = torch.func.vmap(lambda row: rms_norm(row, gain))(many)
+    assert torch.equal(by_torch, rms_norm(many.float(), gain).bfloat16())
+    assert not torch.equal(by_torch, rms_norm(many))
 
 
 def test_statistics_of_low_precision_are_taken_in_float32() -> None:
