@@ -218,6 +218,15 @@ def test_what_is_logged_has_the_documented_names() -> None:
     assert 1 + first < next(iter(logger.of("val/tau").values())) < 1 + first + second
 
 
+def test_what_is_logged_of_a_step_is_of_that_step() -> None:
+    logger = RecordingLogger()
+    module = DraftTrainingModule(target(), heads(), LKLoss(), 1e-12)
+    train(module, steps=2, logger=logger, log_every_n_steps=2)
+    output = module.loss(*module(TOKENS[8:16]))
+    assert logger.of("train/lambda_depth1") == pytest.approx({1: float(output.lam[0])})
+    assert logger.of("train_loss_step") == pytest.approx({1: float(output.loss)})
+
+
 def validated(module: DraftTrainingModule, loader: Any) -> dict[str, float]:
     quiet: Any = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
     return dict(Trainer(accelerator="cpu", devices=1, **quiet).validate(module, loader, verbose=False)[0])
