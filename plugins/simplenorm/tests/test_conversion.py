@@ -341,6 +341,14 @@ def test_a_model_that_is_shared_out_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^model: is in a DistributedDataParallel, which would not see"):
         to_simplenorm(DistributedDataParallel())
 
+    class DTensor(nn.Parameter):
+        """What a sharded parameter is called."""
+
+    sharded = nn.Sequential(nn.Linear(2, 2))
+    sharded[0].weight = DTensor(torch.ones(2, 2))
+    with pytest.raises(ValueError, match=r"^model: is sharded already; convert it before"):
+        to_simplenorm(sharded)
+
 
 def test_a_head_stays_inside_a_wrapper_and_whatever_it_is_for() -> None:
     transformers = pytest.importorskip("transformers")

@@ -9,7 +9,6 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from leyden_simplenorm.layer import SimpleNormLinear
 from leyden_simplenorm.rms import RMSNorm
@@ -264,7 +263,7 @@ def _refuse_what_cannot_change(model: nn.Module, plan: _Plan, groups: Mapping[st
         "FullyShardedDataParallel",
     }
     plan.refused += [f"is in a {kind}, which would not see the gains; convert it before" for kind in wrappers]
-    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+    if any(type(parameter).__name__ == "DTensor" for parameter in model.parameters()):
         plan.refused.append("is sharded already; convert it before")
 
 
