@@ -238,8 +238,8 @@ def learning_rate_factor(step: int, *, total: float, warmup_steps: float, schedu
     Raises:
         ValueError: if the schedule needs a number of steps and there is none.
 
-    >>> [learning_rate_factor(i, total=5, warmup_steps=1, schedule="linear") for i in (0, 1, 2, 4)]
-    [0.5, 1.0, 0.75, 0.25]
+    >>> tuple(learning_rate_factor(i, total=5, warmup_steps=1, schedule="linear") for i in (0, 1, 2, 4))
+    (0.5, 1.0, 0.75, 0.25)
     """
     if schedule != "constant" and not 0 < total < math.inf:
         raise ValueError(
