@@ -189,8 +189,8 @@ def test_an_import_that_costs_seconds_is_found(
 
 def test_a_plugin_that_is_not_installed_is_one_finding_with_the_nearest_name(install: Install) -> None:
     install()
-    (finding,) = check_plugin("smaple")
-    assert str(finding) == "smaple: usable: unknown plugin 'smaple'; did you mean 'sample'?"
+    (finding,) = check_plugin("sampels")
+    assert str(finding) == "sampels: usable: unknown plugin 'sampels'; did you mean 'sample'?"
 
 
 def test_conformance_is_a_pytest_test_with_a_case_for_each_check(install: Install) -> None:

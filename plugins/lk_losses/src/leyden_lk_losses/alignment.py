@@ -24,6 +24,7 @@ def by_depth(
     Raises:
         ValueError: if there are not more than N positions.
 
+    >>> import torch
     >>> by_depth(torch.arange(5).unsqueeze(0), 2)
     tensor([[[1, 2, 3],
              [2, 3, 4]]])
@@ -56,6 +57,7 @@ def estimated_tau(
     Raises:
         ValueError: if there are neither K depths nor one depth and K positions.
 
+    >>> import torch
     >>> estimated_tau(torch.full((1, 1, 9), 0.5), k=2)
     tensor(1.7500)
     """
