@@ -30,11 +30,11 @@ LOSSES: dict[str, dict[str, Any]] = {
 
 def step_of(draft: str, loss: LKLoss) -> Callable[[], None]:
     torch.manual_seed(0)
-    target = TinyDraftGPT(512, width=96, depth=3, heads=4, max_length=128)
-    model = MedusaHeads(96, 512, 3) if draft == "heads" else TinyDraftGPT(512, width=24, max_length=128)
+    target = TinyDraftGPT(512, width=96, depth=3, heads=4, max_length=64)
+    model = MedusaHeads(96, 512, 3) if draft == "heads" else TinyDraftGPT(512, width=24, max_length=64)
     module = DraftTrainingModule(target, model, loss)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
-    tokens = torch.randint(512, (3 if draft == "heads" else 6, 128))
+    tokens = torch.randint(512, (32, 64))
 
     def step() -> None:
         optimizer.zero_grad()

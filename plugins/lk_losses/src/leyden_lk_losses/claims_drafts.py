@@ -213,7 +213,7 @@ class Heads(_Drafts):
     )
     methods = ("KL", "TV", "LK-alpha", "LK-lambda 3", "LK-lambda 10")
     rates = (0.003, 0.01, 0.03)
-    batch_size = 8
+    batch_size = 32
     k = 3
 
     def draft(self, target: TinyDraftGPT) -> Any:
@@ -330,10 +330,10 @@ _SIZES: Mapping[str, Mapping[str, Any]] = {
     },
     "laptop": {
         "vocab": 512,
-        "length": 128,
+        "length": 64,
         "subset": None,
         "target": {"batch_size": 16},
-        "text": {"rows": 425, "val_rows": 75, "test_rows": 75},
+        "text": {"rows": 850, "val_rows": 150, "test_rows": 150},
     },
 }
 
