@@ -176,9 +176,11 @@ class _Written:
 
     def batch(self, indices: Sequence[int]) -> TargetBatch:
         """The windows of these indices, from the last token of the prompt on."""
+        import torch
+
         whole = self.stored.batch(indices)
-        parts = (None if part is None else part[:, self.prompt - 1 :] for part in whole)
-        return type(whole)(*cast("Any", parts))
+        tensors = {name: part for name, part in whole._asdict().items() if isinstance(part, torch.Tensor)}
+        return whole._replace(**{name: part[:, self.prompt - 1 :] for name, part in tensors.items()})
 
 
 class _Material(NamedTuple):
