@@ -54,6 +54,14 @@ def test_kl_ends_at_the_conditional_mean_and_the_lk_losses_between_it_and_the_op
     assert closed["lk_alpha"] > 0.5
 
 
+def test_reverse_kl_ends_at_the_geometric_mean(chain: Chain) -> None:
+    """It is convex in the draft: there is one optimum, which no start and no step size decides."""
+    given = chain.pair_law / chain.pair_law.sum(dim=0)
+    mean = torch.einsum("ab,abv->bv", given, chain.transitions.log()).softmax(dim=-1)
+    draft = train(chain, "reverse_kl", steps=400, rate=0.2)
+    torch.testing.assert_close(draft, mean, rtol=0, atol=5e-3)
+
+
 def test_a_target_that_needs_one_token_only_leaves_nothing_between_the_losses() -> None:
     rows = Chain.drawn(1, tokens=4).transitions[0]
     chain = Chain(rows.expand(4, 4, 4).contiguous())

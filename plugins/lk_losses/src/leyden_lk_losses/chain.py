@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from leyden_lk_losses.baselines import reverse_kl
+from leyden_lk_losses.baselines import baseline
 from leyden_lk_losses.kernel import row_divergences
 
 Objective = Literal["kl", "reverse_kl", "tv", "fixed", "lk_lambda", "lk_alpha", "lk_alpha_log_mean"]
@@ -140,7 +140,7 @@ def _loss(
     target: Tensor, draft: Tensor, weights: Tensor, objective: Objective, eta: float, fixed_lambda: float
 ) -> Tensor:
     if objective == "reverse_kl":
-        return (weights * reverse_kl(target, draft)).sum()
+        return (weights * baseline("reverse_kl", target, draft)).sum()
     kl, log_alpha = row_divergences(target, draft)
     mean_kl, mean_alpha = (weights * kl).sum(), (weights * log_alpha.exp()).sum()
     if objective == "lk_alpha":

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from leyden_lk_losses.baselines import reverse_kl
+from leyden_lk_losses.baselines import baseline
 from leyden_lk_losses.kernel import row_divergences
 
 Divergence = Literal["kl", "reverse_kl", "tv"]
@@ -67,7 +67,7 @@ def fit(divergence: Divergence, *, step: float = 0.05) -> Fit:
         draft = _gaussian(part[:, :1], part[:, 1:])
         target = log_p.expand_as(draft)
         if divergence == "reverse_kl":
-            values = reverse_kl(target, draft)
+            values = baseline("reverse_kl", target, draft)
         else:
             kl, log_alpha = row_divergences(target, draft)
             values = kl if divergence == "kl" else 1 - log_alpha.exp()

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from leyden_lk_losses.acceptance import check_draft_vocab, check_temperature, check_vocabularies
-from leyden_lk_losses.baselines import BASELINES
+from leyden_lk_losses.baselines import BASELINES, baseline
 from leyden_lk_losses.expected import expected_tokens_by_depth
 from leyden_lk_losses.kernel import row_divergences
 
@@ -167,12 +167,15 @@ class LKLoss(nn.Module):
         alpha = log_alpha.detach().exp()
         lam = self._lambda(tokens, alpha)
         if self.kind in BASELINES:
-            baseline = BASELINES[self.kind]
-            losses = tokens.mean(
-                baseline(
-                    target_logits.detach(), draft_logits, self.draft_vocab, self.temperature, tokens.valid
-                )
+            rows = baseline(
+                self.kind,
+                target_logits.detach(),
+                draft_logits,
+                draft_vocab=self.draft_vocab,
+                temperature=self.temperature,
+                valid=tokens.valid,
             )
+            losses = tokens.mean(rows)
         elif self.kind == "lk_alpha":
             losses = tokens.mean(-log_alpha) if self.reduction == "mean_log" else -tokens.log_mean(log_alpha)
         elif self.kind == "kl":
