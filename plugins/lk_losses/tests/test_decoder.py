@@ -479,6 +479,15 @@ def test_logits_that_are_no_distribution_name_their_model(
         )
 
 
+def test_a_token_that_replaces_a_proposal_is_taken_from_no_nan() -> None:
+    table = torch.zeros(4, 4)
+    table[:, 2] = torch.nan  # argmax gives its place, which is not what the draft proposes
+    with pytest.raises(ValueError, match=r"^target: its logits are NaN"):
+        SpeculativeDecoder(Memoryless(table), Memoryless(torch.zeros(4, 4)), temperature=0.0).generate(
+            torch.tensor([1]), 9
+        )
+
+
 def test_models_are_run_in_evaluation_mode_and_put_back() -> None:
     class Dropped(Memoryless):
         def step(self, tokens: Tensor, cache: None, last: int | None = None) -> tuple[Tensor, None]:

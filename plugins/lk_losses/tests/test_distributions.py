@@ -471,6 +471,8 @@ def test_the_mass_of_the_rest_of_a_certain_target_is_none() -> None:
         ({"tokens": torch.zeros(0, 3).long()}, "^tokens: expected ids of shape"),
         ({"tokens": torch.tensor([[40]])}, "^tokens: expected ids from 0 to 39, got 40"),
         ({"tokens": torch.tensor([[-1]])}, "^tokens: expected ids from 0 to 39, got -1"),
+        ({"mask": torch.ones(5, 12)}, r"^mask: expected bool of shape \(5, 12\) .*, got torch.float32"),
+        ({"mask": torch.ones(5, 11).bool()}, r"^mask: .* got torch.bool of shape \(5, 11\)"),
     ],
 )
 def test_a_wrong_argument_is_named(settings: dict[str, object], message: str, tmp_path: Path) -> None:

@@ -156,6 +156,50 @@ def test_a_module_without_hidden_states_is_named_where_they_are_asked_for() -> N
         SpeculativeDecoder(wrapped, MedusaHeads(4, 5, 4))
 
 
+class Square(nn.Module):
+    """As many hidden units as tokens; its output layer is registered first and may be the embedding's."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.tied = tied
+        self.readout = nn.Linear(6, 6)
+        self.tokens = nn.Embedding(6, 6)
+        self.mix = nn.Linear(6, 6)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.mix(self.tokens(tokens)).tanh()
+        return nn.functional.linear(hidden, self.tokens.weight) if self.tied else self.readout(hidden)
+
+
+def test_hidden_states_as_wide_as_the_vocabulary_are_not_mistaken() -> None:
+    module = Square(tied=False)
+    logits, hidden = wrap(module).observe(TOKENS % 6)
+    torch.testing.assert_close(module.readout(hidden), logits)
+    with pytest.raises(ValueError, match=r"Square has no hidden states to read: no torch\.nn\.Linear"):
+        wrap(Square(tied=True)).observe(TOKENS % 6)
+
+
+def test_hidden_states_are_found_before_logits_that_are_capped() -> None:
+    class Capped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.head, self.never = nn.Embedding(6, 4), nn.Linear(4, 6), nn.Linear(4, 6)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(self.tokens(tokens)).tanh()
+
+    module = Capped()
+    torch.testing.assert_close(wrap(module).observe(TOKENS % 6)[1], module.tokens(TOKENS % 6))
+
+
+def test_a_module_may_say_its_hidden_states_itself() -> None:
+    class Told(Square):
+        def observe(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+            return self(tokens), self.mix(self.tokens(tokens)).tanh()[..., :5]
+
+    assert wrap(Told(tied=True)).hidden_size == 5
+
+
 def test_a_wrapped_model_is_taken_as_it_is() -> None:
     wrapped = wrap(TinyDraftGPT(5))
     assert isinstance(wrapped, OwnCache)

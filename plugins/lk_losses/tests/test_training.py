@@ -199,6 +199,39 @@ def test_tokens_outside_the_text_change_nothing() -> None:
         assert not torch.equal(module.loss(*module(TOKENS[:8])).loss, module.loss(*module(other)).loss)
 
 
+@pytest.mark.parametrize("name", ["heads", "recurrent"])
+def test_a_state_before_the_text_proposes_nothing(name: str) -> None:
+    """Of a row that is padded in front, the first state that counts is that of its first token."""
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    mask[:, :3] = False
+    counted = DraftTrainingModule(target(), DRAFTS[name]())((TOKENS[:2], mask)).mask
+    assert counted.shape == (2, 2, 7)
+    assert counted[0].tolist() == [[place >= 3 for place in range(7)]] * 2
+
+
+@pytest.mark.parametrize("keep", ["full", "top-k", "hidden"])
+@pytest.mark.parametrize("name", ["heads", "standalone"])
+def test_a_stored_answer_brings_the_mask_of_its_texts(name: str, keep: Any, tmp_path: Path) -> None:
+    mask = torch.rand(48, 9, generator=torch.Generator().manual_seed(2)) < 0.8
+    frozen = target()
+    stored = store_distributions(frozen, TOKENS, keep=keep, k=11, hidden=True, mask=mask, folder=tmp_path)
+    assert torch.equal(stored.batch([5, 2]).mask, mask[[5, 2]])
+    assert torch.equal(stored[7].mask, mask[7])
+    module = DraftTrainingModule(frozen, DRAFTS[name](), LKLoss())
+    given = ((TOKENS[:8], mask[:8]), stored.batch(range(8)))
+    torch.testing.assert_close(*(module.loss(*module(batch)) for batch in given), rtol=1e-4, atol=1e-5)
+    if keep == "full":
+        assert torch.equal(stored.restricted(torch.arange(3)).batch([4]).mask, mask[[4]])
+
+
+def test_a_target_that_was_kept_at_a_temperature_needs_none_in_the_loss(tmp_path: Path) -> None:
+    frozen = target()
+    stored = store_distributions(frozen, TOKENS[:4], keep="full", temperature=2.0, folder=tmp_path)
+    module = DraftTrainingModule(frozen, standalone(), LKLoss())
+    found = module(stored.batch([0, 1])).target_logits.softmax(-1)
+    torch.testing.assert_close(found, (module(TOKENS[:2]).target_logits / 2).softmax(-1))
+
+
 def test_what_is_logged_has_the_documented_names() -> None:
     logger = RecordingLogger()
     train(DraftTrainingModule(target(), heads(), LKLoss(), 0.05), logger=logger, log_every_n_steps=2)
@@ -437,7 +470,7 @@ class Peaked(nn.Module):
 def test_sampled_text_has_the_models_law_and_ends_where_it_ends() -> None:
     from leyden_lk_losses.models import wrap
 
-    prompts = torch.randint(8, (400, 2), generator=torch.Generator().manual_seed(1))
+    prompts = torch.randint(10, (400, 2), generator=torch.Generator().manual_seed(1))  # 9 ends none of them
     rows, mask = sample(wrap(Peaked()), prompts, 12, eos=9, generator=torch.Generator().manual_seed(2))
     assert torch.equal(rows[:, :2], prompts)
     steps = (rows[:, 2:] - rows[:, 1:-1]) % 10

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from leyden.arguments import check_at_least
 from leyden.cache import built_once, tensors_fingerprint
 from torch import Tensor, nn
@@ -45,12 +45,14 @@ class TargetBatch(NamedTuple):
         hidden: the target's last hidden states, float32 of shape ``(batch, length, width)``, where kept.
         indices: for ``keep="top-k"`` the tokens of the first k outcomes, int64 of shape ``(batch, length,
             k)``; `bucketed` brings the draft's logits into the same order. Else None.
+        mask: which tokens belong to a text, bool of shape ``(batch, length)``; None: all.
     """
 
     tokens: Tensor
     target_logits: Tensor
     hidden: Tensor | None = None
     indices: Tensor | None = None
+    mask: Tensor | None = None
 
 
 class StoredDistributions(Dataset[TargetBatch]):
@@ -63,17 +65,23 @@ class StoredDistributions(Dataset[TargetBatch]):
         head: the target's output layer, from hidden states to logits; needed for ``keep="hidden"``.
         tokens_of_draft: the ids of a draft's tokens, int64, for a draft of fewer tokens than the target; then
             outcomes are these tokens and one more for all others. See `restricted`.
+        mask: which tokens belong to a text, bool of shape ``(rows, length)``; None: all.
 
     Raises:
         ValueError: if the folder holds something else or is damaged, or ``head`` is missing.
     """
 
     def __init__(
-        self, folder: Path, head: nn.Module | None = None, tokens_of_draft: Tensor | None = None
+        self,
+        folder: Path,
+        head: nn.Module | None = None,
+        tokens_of_draft: Tensor | None = None,
+        mask: Tensor | None = None,
     ) -> None:
         self.folder = folder
         self.head = head
         self.tokens_of_draft = tokens_of_draft
+        self.mask = mask
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
         self.keep: Keep = about["keep"]
         self.vocab: int = about["vocab"]
@@ -106,15 +114,17 @@ class StoredDistributions(Dataset[TargetBatch]):
         rows = {name: _read(array, indices) for name, array in self._arrays.items()}
         hidden = rows.get("hidden")
         tokens = rows["tokens"].long()
+        ids = None
         if self.keep == "top-k":
             outcomes = torch.cat([rows["log_probabilities"].float(), rows["log_rest"].unsqueeze(-1)], dim=-1)
-            return TargetBatch(tokens, outcomes, hidden, rows["ids"].long())
-        if self.keep == "full":
+            ids = rows["ids"].long()
+        elif self.keep == "full":
             outcomes = self._chosen(rows["log_probabilities"].float())
         else:
             assert hidden is not None
             outcomes = self._from_hidden(hidden, rows["log_normaliser"])
-        return TargetBatch(tokens, outcomes, hidden)
+        mask = None if self.mask is None else self.mask[torch.as_tensor(indices)]
+        return TargetBatch(tokens, outcomes, hidden, ids, mask)
 
     def restricted(self, draft_vocab: Int[Tensor, " draft_vocab"]) -> StoredDistributions:
         """The same for a draft that knows only some tokens.
@@ -133,7 +143,7 @@ class StoredDistributions(Dataset[TargetBatch]):
         if self.keep == "top-k":
             raise ValueError("draft_vocab: the likeliest tokens were kept; keep 'full' or 'hidden' for it")
         check_draft_vocab(draft_vocab, self.vocab)
-        return StoredDistributions(self.folder, self.head, draft_vocab)
+        return StoredDistributions(self.folder, self.head, draft_vocab, self.mask)
 
     def _chosen(self, log_probabilities: Tensor) -> Tensor:
         if self.tokens_of_draft is None:
@@ -169,6 +179,7 @@ def store_distributions(
     temperature: float = 1.0,
     dtype: Precision = "float32",
     batch_size: int = 8,
+    mask: Bool[Tensor, "rows length"] | None = None,
     folder: Path | None = None,
 ) -> StoredDistributions:
     """Ask a frozen target once about every place of every window, and keep what it says (reconstructed).
@@ -190,6 +201,8 @@ def store_distributions(
         dtype: how numbers are kept. Half precision moves a probability by at most 0.05 % for each unit of its
             logarithm. The mass of the rest is float32 always.
         batch_size: windows that the target sees at a time.
+        mask: which tokens belong to a text, bool of the shape of ``tokens``, as `OnPolicyDataModule` gives it
+            with ``eos``; what comes after the end is then not learned. None: all.
         folder: where to keep it; by default the user's folder for caches.
 
     Returns:
@@ -207,7 +220,7 @@ def store_distributions(
     torch.Size([2, 8, 5])
     """
     model = wrap(target)
-    _check(tokens, keep, k, dtype, batch_size, model.vocab)
+    _check(tokens, mask, keep, k, dtype, batch_size, model.vocab)
     check_temperature(temperature, positive=True)
     k = min(k, model.vocab)
     head = _output_layer(model.module) if keep == "hidden" else None
@@ -223,7 +236,7 @@ def store_distributions(
     }
     writer = _Writer(model, head, tokens, keep, k, hidden or keep == "hidden", temperature, dtype, batch_size)
     place = built_once("lk_losses-distributions", identity, writer.write, folder=folder)
-    return StoredDistributions(place, head)
+    return StoredDistributions(place, head, mask=None if mask is None else mask.cpu())
 
 
 class _Writer(NamedTuple):
@@ -297,7 +310,9 @@ class _Writer(NamedTuple):
         return torch.stack([row.logsumexp(dim=-1).cpu() for row in rows])
 
 
-def _check(tokens: Tensor, keep: str, k: int, dtype: str, batch_size: int, vocab: int) -> None:
+def _check(
+    tokens: Tensor, mask: Tensor | None, keep: str, k: int, dtype: str, batch_size: int, vocab: int
+) -> None:
     if tokens.dim() != 2 or tokens.is_floating_point() or not tokens.numel():
         raise ValueError(
             f"tokens: expected ids of shape (rows, length), got {tokens.dtype} of shape {tuple(tokens.shape)}"
@@ -305,6 +320,11 @@ def _check(tokens: Tensor, keep: str, k: int, dtype: str, batch_size: int, vocab
     least, most = int(tokens.min()), int(tokens.max())
     if least < 0 or most >= vocab:
         raise ValueError(f"tokens: expected ids from 0 to {vocab - 1}, got {least if least < 0 else most}")
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != tokens.shape):
+        raise ValueError(
+            f"mask: expected bool of shape {tuple(tokens.shape)} as the tokens have, got {mask.dtype} of "
+            f"shape {tuple(mask.shape)}"
+        )
     if keep not in get_args(Keep):
         raise ValueError(f"keep: expected 'top-k', 'full' or 'hidden', got {keep!r}")
     check_at_least("k", k, 1)

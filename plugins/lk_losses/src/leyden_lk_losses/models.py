@@ -98,7 +98,9 @@ def wrap(model: nn.Module | CausalModel | str | Path) -> CausalModel:
             - a module from int64 tokens of shape ``(batch, time)`` to logits of shape
               ``(batch, time, vocab)``, or to an object that has them as ``logits``. It is run anew over the
               whole text at every step; ``max_length``, where it has one, is kept to. Its hidden states are
-              what enters the last `torch.nn.Linear` of as many outputs as there are tokens.
+              what enters the `torch.nn.Linear` whose outputs its logits are, or else the last one with as
+              many outputs as there are tokens and another number of inputs; a module of neither kind says
+              them in a method ``observe(tokens) -> (logits, hidden)``.
             - a module that also has ``observe``, ``start``, ``step`` and ``crop``, ``vocab``,
               ``hidden_size`` and ``max_length``, as `TinyDraftGPT` has: its own cache is used.
             - a causal language model of ``transformers``, which uses the cache there, or the path of a folder
@@ -210,28 +212,52 @@ class Plain(CausalModel):
         length = getattr(module, "max_length", None)
         self.max_length = length if isinstance(length, int) else None
 
-    @cached_property
+    @property
     def vocab(self) -> int:
         """How many tokens the logits are of, found by a pass over one token."""
-        with torch.no_grad(), evaluating(self.module):
-            return self.logits(torch.zeros(1, 1, dtype=torch.long, device=self.device)).shape[-1]
-
-    @property
-    def hidden_size(self) -> int:
-        """Size of what enters the last linear layer."""
-        return self._readout.in_features
+        return self._end[0]
 
     @cached_property
+    def hidden_size(self) -> int:
+        """Size of the last hidden states, found by a pass over one token."""
+        with torch.no_grad(), evaluating(self.module):
+            return self.observe(self._one_token)[1].shape[-1]
+
+    @property
     def _readout(self) -> nn.Linear:
-        layers = [layer for layer in self.module.modules() if isinstance(layer, nn.Linear)]
-        fitting = [layer for layer in layers if layer.out_features == self.vocab]
-        if not fitting:
+        readout = self._end[1]
+        if readout is None:
             raise ValueError(
-                f"model: {type(self.module).__name__} has no hidden states to read: none of its "
-                f"torch.nn.Linear has {self.vocab} outputs; give it a method observe(tokens) -> "
-                "(logits, hidden)"
+                f"model: {type(self.module).__name__} has no hidden states to read: no torch.nn.Linear of it "
+                "gives its logits; give it a method observe(tokens) -> (logits, hidden)"
             )
-        return fitting[-1]
+        return readout
+
+    @cached_property
+    def _end(self) -> tuple[int, nn.Linear | None]:
+        """How many tokens the logits are of, and the layer whose outputs they are."""
+        made: list[tuple[nn.Linear, Tensor]] = []
+        layers = [part for part in self.module.modules() if isinstance(part, nn.Linear)]
+        handles = [
+            layer.register_forward_hook(lambda layer, _, output: made.append((layer, output)))
+            for layer in layers
+        ]
+        try:
+            with torch.no_grad(), evaluating(self.module):
+                logits = self.logits(self._one_token)
+        finally:
+            for handle in handles:
+                handle.remove()
+        # By its size alone a layer inside may be taken for it.
+        fitting = [(layer, output) for layer, output in reversed(made) if output.shape == logits.shape]
+        same = [layer for layer, output in fitting if _same(output.to(logits.dtype), logits)]
+        # Logits may have been capped, scaled or masked behind it.
+        changed = [layer for layer, _ in fitting if layer.in_features != layer.out_features]
+        return logits.shape[-1], next(iter(same + changed), None)
+
+    @property
+    def _one_token(self) -> Tensor:
+        return torch.zeros(1, 1, dtype=torch.long, device=self.device)
 
     def logits(self, tokens: Tokens) -> Logits:
         """Logits of the next token at every position."""
@@ -366,6 +392,10 @@ class HuggingFace(CausalModel):
         # Also for none: a sliding window then drops what it kept in case. A negative number is how many to
         # remove in every version; a positive one was a length once.
         cache.cache.crop(-surplus)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from leyden_lk_losses.alignment import by_depth, estimated_rounds
+from leyden_lk_losses.distributions import TargetBatch
 from leyden_lk_losses.drafts import HiddenDraft
 from leyden_lk_losses.kernel import row_divergences
 from leyden_lk_losses.loss import LKLoss, LKOutput
@@ -138,10 +139,12 @@ class DraftTrainingModule(LightningModule):
 
     def _asked_both(self, batch: Any) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """What draft and target say, which of it counts, and of which tokens the target's outcomes are."""
-        tokens, mask, answer = _unpacked(batch)
-        if answer is not None:
-            self._check_answer(answer[0])
-        logits, hidden, indices = self._asked(tokens) if answer is None else answer
+        tokens, mask = _unpacked(batch)
+        if isinstance(batch, TargetBatch):
+            self._check_answer(batch.target_logits)
+            logits, hidden, indices = batch.target_logits, batch.hidden, batch.indices
+        else:
+            logits, hidden, indices = self._asked(tokens)
         if self._language_model is not None:
             # As a depth of its own, so that all drafts look alike from here on.
             proposed, expected = self._language_model.logits(tokens).unsqueeze(1), logits.unsqueeze(1)
@@ -353,10 +356,10 @@ def acceptance_figure(rates: Mapping[str, Sequence[float]]) -> Figure:
     return figure
 
 
-def _unpacked(batch: Any) -> tuple[Tensor, Tensor | None, tuple[Tensor, Tensor | None, Tensor | None] | None]:
-    """The tokens of a batch, which of them count, and the target's answer where it is there."""
-    if hasattr(batch, "target_logits"):
-        return batch.tokens, None, (batch.target_logits, batch.hidden, batch.indices)
+def _unpacked(batch: Any) -> tuple[Tensor, Tensor | None]:
+    """The tokens of a batch, and which of them count."""
+    if isinstance(batch, TargetBatch):
+        return batch.tokens, batch.mask
     parts = [batch] if isinstance(batch, Tensor) else list(batch)
     tokens = parts[0] if parts else None
     if not isinstance(tokens, Tensor) or tokens.dtype != torch.int64 or tokens.dim() != 2:
@@ -369,7 +372,7 @@ def _unpacked(batch: Any) -> tuple[Tensor, Tensor | None, tuple[Tensor, Tensor |
             )
         raise ValueError(f"batch: expected tokens first, int64 of shape (batch, time), got {given}")
     mask = parts[1] if len(parts) > 1 else None
-    return tokens, mask if mask is not None and mask.dtype == torch.bool else None, None
+    return tokens, mask if mask is not None and mask.dtype == torch.bool else None
 
 
 def _numbered(name: str, values: Tensor) -> dict[str, Tensor]:
