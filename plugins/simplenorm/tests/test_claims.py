@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 
+import lightning
 import pytest
+import torch
 from leyden.claims import Cell, CellResult, Claim, Scale, Table
-from leyden_simplenorm import claims
-from leyden_simplenorm.measuring import curvature_at
+from leyden_simplenorm import RMSNorm, SimpleGPTModule, claims
+from leyden_simplenorm.measuring import GainBounds, curvature_at
 
 CLAIMS = (claims.LearningRates, claims.LearningRatesKJV, claims.Tolerance, claims.Curvature, claims.Scales)
 
@@ -117,3 +121,35 @@ def test_curvature_at_a_point_is_independent_of_the_factor_and_the_terms_add_up(
         for factor in (1.0, 64.0)
     ]
     assert plain[1] / plain[0] == pytest.approx(4096, rel=1e-9)
+
+
+def test_gain_bounds_see_both_ends_drift_and_what_is_not_finite() -> None:
+    watch = GainBounds(1)
+    norm = RMSNorm(4, 1e-12)
+    torch.nn.init.constant_(norm.weight, 2.0)
+    y = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    for factor, expected in ((1.0, 0.0), (1.5, -0.5), (0.25, -0.75), (1.0, -0.75), (math.nan, -math.inf)):
+        watch._bound(norm, (y,), factor * norm(y))
+        assert watch._slack == pytest.approx(expected, abs=1e-5)
+    watch._scales = [2.0, 5.0, 3.0]
+    assert watch.measured() == {"drift": 2.5, "scale": [2.0, 5.0, 3.0], "steps": [], "gain_slack": -math.inf}
+
+
+def test_gain_bounds_watch_what_is_added_to_the_residual_stream() -> None:
+    torch.manual_seed(0)
+    learner = SimpleGPTModule(11, 16, 2, 2, max_seq_len=6, multiple_of=8)
+    rows = torch.randint(11, (8, 7), generator=torch.Generator().manual_seed(1))
+    seen = {}
+    for name, module in learner.model.named_modules():
+        if name.endswith((".o", ".w2")):
+            module.register_forward_hook(partial(lambda name, *a: seen.setdefault(name, a[2]), name))
+    watch = GainBounds(1)
+    trainer = lightning.Trainer(
+        max_steps=1, callbacks=[watch], logger=False, enable_checkpointing=False, accelerator="cpu",
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(learner, torch.utils.data.DataLoader([(row[:-1], row[1:]) for row in rows], batch_size=8))
+    assert len(seen) == 4
+    expected = [one.detach().square().mean(dim=-1).sqrt().median().item() for one in seen.values()]
+    assert watch.measured()["scale"] == pytest.approx([sum(expected) / 4])
+    assert watch.measured()["steps"] == [0]

@@ -88,6 +88,31 @@ def test_a_block_is_the_papers_formula() -> None:
     torch.testing.assert_close(block(hidden, turn), expected)
 
 
+@pytest.mark.parametrize("block_norm", ["pre", "pre_qk"])
+def test_a_baselines_block_is_its_formula(block_norm: Any) -> None:
+    gpt = model(n_layers=1, ffn="gelu", positions="learned", block_norm=block_norm).double()
+    for parameter in gpt.parameters():
+        nn.init.normal_(parameter)
+    attention, ffn = gpt.blocks[0].attention, gpt.blocks[0].feed_forward
+
+    def rms(norm: Any, y: Tensor) -> Tensor:
+        return norm.weight * y / (y.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()
+
+    hidden = gpt.tokens.weight[tokens()] + gpt.positions.weight[:10]
+    before = rms(gpt.blocks[0].attention_norm, hidden)
+    projected = {name: before @ getattr(attention, name).weight.T for name in "qkv"}
+    if block_norm == "pre_qk":
+        projected |= {name: rms(getattr(attention, f"{name}_norm"), projected[name]) for name in "qk"}
+    q, k, v = (one.reshape(2, 10, 4, 4).transpose(1, 2) for one in projected.values())
+    scores = (q @ k.transpose(-1, -2) / 2).masked_fill(torch.ones(10, 10).triu(1).bool(), -math.inf)
+    mixed = (scores.softmax(dim=-1) @ v).transpose(1, 2).reshape(2, 10, 16)
+    middle = hidden + mixed @ attention.o.weight.T
+    inner = rms(gpt.blocks[0].feed_forward_norm, middle) @ ffn.w1.weight.T
+    inner = inner * (1 + torch.erf(inner / 2**0.5)) / 2
+    expected = rms(gpt.norm, middle + inner @ ffn.w2.weight.T) @ gpt.output.weight.T
+    torch.testing.assert_close(gpt(tokens()), expected)
+
+
 @pytest.mark.parametrize("positions", ["rope", "learned"])
 @pytest.mark.parametrize("block_norm", ["simple", "pre_qk"])
 def test_a_token_changes_no_logit_before_it(positions: Any, block_norm: Any) -> None:
@@ -142,6 +167,11 @@ def test_initial_weights_have_the_official_spread() -> None:
     )
     wide = model(dim=128, block_norm="pre", init_std=None)
     assert wide.blocks[0].attention.q.weight.std().item() == pytest.approx(128**-0.5, rel=0.05)
+    w2 = wide.blocks[1].feed_forward.w2.weight
+    assert w2.shape == (128, 344)
+    assert w2.std().item() == pytest.approx((344 * 2 * 2) ** -0.5, rel=0.05)
+    learned = model(dim=128, positions="learned", max_seq_len=64)
+    assert learned.positions.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
 def test_all_three_block_norms_start_from_the_same_weights() -> None:
@@ -189,6 +219,7 @@ def test_logits_are_float32_unless_the_model_is_float64() -> None:
         ({"block_norm": "post"}, "block_norm: expected one of simple, pre, pre_qk, got 'post'"),
         ({"rope_theta": -1.0}, "rope_theta: expected a finite number above 0, got -1.0"),
         ({"init_std": math.nan}, "init_std: expected a finite number above 0 or None, got nan"),
+        ({"ffn_multiplier": 0.0}, "ffn_multiplier: expected a finite number above 0, got 0.0"),
     ],
 )
 def test_a_wrong_argument_is_named(arguments: dict[str, Any], named: str) -> None:
@@ -199,6 +230,16 @@ def test_a_wrong_argument_is_named(arguments: dict[str, Any], named: str) -> Non
 def test_a_sequence_that_is_too_long_is_named() -> None:
     with pytest.raises(ValueError, match=r"^max_seq_len: expected a sequence of at most 12 tokens, got 13"):
         model()(tokens(1, 13))
+
+
+def test_a_feed_forward_part_is_never_narrower_than_its_multiple() -> None:
+    assert feed_forward_width(16, "swiglu", 8, 1e-9) == 8
+
+
+@pytest.mark.parametrize("tokens", [torch.zeros(3).long(), torch.zeros(1, 2, 3).long(), torch.zeros(1, 3)])
+def test_what_is_no_batch_of_tokens_is_named(tokens: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"^tokens: expected whole numbers of shape \(batch, length\), got "):
+        model()(tokens)
 
 
 def test_odd_heads_do_for_learned_positions() -> None:

@@ -89,6 +89,11 @@ def test_with_a_large_epsilon_the_bounds_shrink_by_its_factor() -> None:
     )
 
 
+def test_a_gain_below_zero_counts_by_its_size() -> None:
+    low, high = output_norm_bounds(torch.ones(4), torch.tensor([-3.0, 1.0, 2.0, 2.0]), eps=TINY)
+    assert (low.item(), high.item()) == pytest.approx((2.0, 6.0))
+
+
 def losses(z: Tensor, seed: int = 5) -> Tensor:
     """Cross-entropy after a random head: a loss that is neither quadratic nor symmetric."""
     return nn.functional.cross_entropy(z @ drawn(z.shape[-1], 7, seed=seed), torch.tensor(3))
@@ -178,6 +183,18 @@ def test_power_iteration_needs_an_iteration_and_stands_zero() -> None:
     assert spectral_norm(torch.zeros_like, torch.ones(3)) == 0
     with pytest.raises(ValueError, match=r"^iterations: "):
         spectral_norm(torch.zeros_like, torch.ones(3), iterations=0)
+
+
+@pytest.mark.parametrize("value", [1e5, 1e-6])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_lengths_beyond_half_precision_are_found_in_it(value: float, dtype: torch.dtype) -> None:
+    def product(v: Tensor) -> Tensor:
+        return value * v.float().roll(1)  # every component stays in range, and so does no length
+
+    size = 64
+    found = spectral_norm(lambda v: product(v).to(dtype), torch.ones(size, dtype=dtype), iterations=20)
+    assert found.dtype == torch.float32
+    assert found.item() == pytest.approx(value, rel=0.05 if value > 1 else 0.1)
 
 
 def test_zero_inputs_and_zero_weights_give_exactly_zero_with_finite_gradients() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import lightning
 import pytest
 import torch
-from leyden_simplenorm import SimpleGPTModule, learning_rate_factor
+from leyden_simplenorm import SimpleGPT, SimpleGPTModule, learning_rate_factor
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -55,6 +55,57 @@ def test_it_learns_and_logs_nats_and_perplexity_of_all_tokens() -> None:
     assert tested["test/perplexity"] == pytest.approx(math.exp(expected), rel=1e-5)
 
 
+def test_every_token_counts_alike_in_batches_of_different_size() -> None:
+    rows, targets = (torch.cat(column) for column in zip(*loader(), strict=True))
+    uneven = DataLoader(TensorDataset(rows[:11], targets[:11]), batch_size=8)
+    learner = module()
+    with torch.no_grad():
+        expected = nn.functional.cross_entropy(learner(rows[:11]).flatten(0, 1), targets[:11].flatten())
+    (tested,) = lightning.Trainer(**QUIET).test(learner, uneven, verbose=False)
+    assert tested["test/loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_its_optimizer_has_the_given_numbers_and_what_can_learn() -> None:
+    learner = module(lr=0.25, betas=(0.5, 0.75), weight_decay=0.5)
+    learner.model.tokens.weight.requires_grad_(False)
+    trainer = lightning.Trainer(max_steps=1, **QUIET)
+    trainer.fit(learner, loader())
+    (optimizer,) = trainer.optimizers
+    assert type(optimizer) is torch.optim.AdamW
+    assert {(group["initial_lr"], group["betas"]) for group in optimizer.param_groups} == {
+        (0.25, (0.5, 0.75))
+    }
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.0]
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    assert held == {id(one) for one in learner.parameters() if one is not learner.model.tokens.weight}
+
+
+def test_what_is_said_of_the_model_reaches_it() -> None:
+    said: dict[str, Any] = {
+        "dim": 24, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "max_seq_len": 9, "ffn": "gelu",
+        "multiple_of": 40, "ffn_multiplier": 1.5, "rope_theta": 50.0, "positions": "rope",
+        "norm_eps": 1e-3, "depth_init": False, "block_norm": "pre_qk", "init_std": 0.3,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    expected = SimpleGPT(11, **said)
+    torch.manual_seed(0)
+    found = SimpleGPTModule(11, **said).model
+    assert str(found) == str(expected)
+    assert torch.equal(found.cos, expected.cos)
+    assert all(map(torch.equal, found.parameters(), expected.parameters()))
+    assert not torch.equal(found.cos, SimpleGPT(11, **{**said, "rope_theta": 1e4}).cos)
+    assert set(said) <= set(SimpleGPTModule(11, **said).hparams)
+
+
+def test_logits_are_predicted_for_tokens_with_targets_or_without() -> None:
+    learner = module()
+    rows, targets = next(iter(loader()))
+    alone = DataLoader(rows, batch_size=4)  # type: ignore[arg-type]
+    for data in (alone, DataLoader(TensorDataset(rows, targets), batch_size=4)):
+        predicted = lightning.Trainer(**QUIET).predict(learner, data)
+        torch.testing.assert_close(torch.cat(predicted), learner(rows))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("gains", [True, False])
 def test_gains_decay_only_if_asked(gains: bool) -> None:
     learner = module(decay_gains=gains, schedule="constant", warmup_steps=0)
@@ -78,6 +129,9 @@ def test_the_schedule_is_the_authors() -> None:
     assert rate(10) == 0
     with pytest.raises(ValueError, match=r"^schedule: 'linear' needs a number of steps, got inf"):
         rate(0, total=math.inf)
+    assert rate(0, total=math.inf, schedule="constant") == pytest.approx(1 / 3)
+    with pytest.raises(ValueError, match=r"^warmup_steps: a share of all steps needs their number, got 0.05"):
+        rate(0, total=math.inf, schedule="constant", warmup_steps=0.05)
 
 
 def test_the_learning_rate_follows_the_schedule() -> None:
@@ -133,10 +187,12 @@ def test_on_an_accelerator_the_loss_is_checked_a_step_later_and_at_the_end() -> 
     learner._check_finite(Elsewhere(math.inf))  # type: ignore[arg-type]
     with pytest.raises(FloatingPointError, match=r"^the training loss at step 0 is inf"):
         learner._check_finite(Elsewhere(1.0))  # type: ignore[arg-type]
-    learner.on_train_start()
+    learner._check_finite(Elsewhere(math.nan))  # type: ignore[arg-type]
+    learner.on_train_start()  # of another fit
     learner._check_finite(Elsewhere(math.nan))  # type: ignore[arg-type]
     with pytest.raises(FloatingPointError, match=r"is nan"):
         learner.on_train_end()
+    learner.on_train_end()
 
 
 @pytest.mark.parametrize(

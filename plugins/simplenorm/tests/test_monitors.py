@@ -403,3 +403,315 @@ def test_a_converted_model_is_watched_like_any_other() -> None:
     fit(net, monitor, max_steps=1)
     low, _, high = monitor.scales["last"][0]
     assert 0.9 < low <= high <= 1.0 + 1e-6
+
+
+def test_a_swap_takes_all_other_maps_whatever_the_head_and_they_are_called() -> None:
+    class Model(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+            self.output = nn.Linear(4, 4)
+            self.top = nn.ModuleDict({"fc": nn.Linear(4, 2)})
+
+    model = with_simplenorm(Model(), norm="layer", eps=0.5)
+    for one in (model.fc, model.output):
+        assert isinstance(one, SimpleNormLinear)
+        assert isinstance(one.norm, nn.LayerNorm)
+        assert one.norm.eps == 0.5
+    assert type(model.top["fc"]) is nn.Linear
+
+
+class Shared(Net):
+    """Two maps that read the same tensor, which is the batch's or comes out of another parameter."""
+
+    def __init__(self, deep: bool) -> None:
+        super().__init__()
+        self.other = nn.Linear(4, 5)
+        self.before = nn.Parameter(torch.eye(4)) if deep else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.before is None else x @ self.before
+        return self.last(self.first(x).tanh() * self.other(x))
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_curvature_is_that_of_the_way_through_the_map_alone(deep: bool) -> None:
+    net, monitor = Shared(deep), CurvatureMonitor(1, 100, "first")
+    x, targets = next(iter(loader()))
+    dense = torch.autograd.functional.hessian(
+        lambda z: nn.functional.cross_entropy(net.last(net.first(z).tanh() * net.other(x)), targets), x
+    )
+    fit(net, monitor, max_steps=1)
+    assert monitor.curvatures["first"][0] == pytest.approx(
+        torch.linalg.matrix_norm(dense.reshape(32, 32), 2).item(), rel=0.02
+    )
+
+
+class Sometimes(Net):
+    """A map that is called in some batches alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra = nn.ModuleList(nn.Linear(4, 5) for _ in range(2))
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        extra = self.extra[self.calls - 1](x) if self.calls < 3 else 0
+        return self.last(self.first(x).tanh() + extra)
+
+
+def test_what_was_not_called_at_a_step_is_missing_there_and_not_at_another() -> None:
+    scales, curvatures = ActivationScaleMonitor(1), CurvatureMonitor(1, 2, "*")
+    fit(Sometimes(), scales, curvatures, max_steps=3)
+    assert scales.steps == curvatures.steps == [0, 1, 2]
+    for name, expected in (("first", [1, 1, 1]), ("extra.0", [1, 0, 0]), ("extra.1", [0, 1, 0])):
+        assert [math.isfinite(one) for _, one, _ in scales.scales[name]] == expected
+        assert [math.isfinite(one) for one in curvatures.curvatures[name]] == expected
+    figure = draw_scales([0, 1, 2], {name: scales.scales[name] for name in ("extra.0", "first")})
+    assert [list(line.get_xdata()) for line in figure.axes[0].lines] == [[0, 1, 2]] * 2
+    assert [len(line.get_xdata()) for line in draw_curvatures([0, 1, 2], curvatures.curvatures).axes[0].lines]
+
+
+def test_of_modules_of_a_kind_those_that_were_called_are_drawn() -> None:
+    nothing = (math.nan,) * 3
+    figure = draw_scales(
+        [0, 5, 9],
+        {"a.q": [(1.0, 2.0, 3.0), nothing, nothing], "b.q": [(1.0, 4.0, 8.0), (1.0, 6.0, 8.0), nothing]},
+    )
+    (line,) = figure.axes[0].lines
+    assert list(line.get_xdata()) == [0, 5, 9]
+    assert list(line.get_ydata())[:2] == [4.0, 6.0]
+    assert math.isnan(line.get_ydata()[2])
+
+
+def test_scales_of_rows_are_minimum_median_and_maximum_in_float32() -> None:
+    rows = torch.tensor([[3.0, 4.0], [300.0, 400.0], [0.3, 0.4], [30.0, 40.0], [3000.0, 4000.0]])
+    expected = [value / 2**0.5 for value in (0.5, 50.0, 5000.0)]
+    assert row_scales(rows).tolist() == pytest.approx(expected)
+    # The squares are beyond half precision.
+    assert row_scales(rows.half()).tolist() == pytest.approx(expected, rel=1e-3)
+    assert row_scales(rows.bfloat16()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("make", [ActivationScaleMonitor, CurvatureMonitor])
+def test_what_is_logged_is_what_is_kept_at_the_step_for_every_logger(make: Callable[..., Any]) -> None:
+    monitor, loggers = make(2), [RecordingLogger(), RecordingLogger()]
+    fit(Net(), monitor, logger=loggers)
+    for logger in loggers:
+        logged = [
+            (step, list(metrics.values()))
+            for step, metrics in logger_rows(logger)
+            if any(name.startswith(("act/", "curv/")) for name in metrics)
+        ]
+        if make is ActivationScaleMonitor:
+            columns = zip(*monitor.scales.values(), strict=True)
+            kept = [[one for scale in column for one in scale] for column in columns]
+        else:
+            kept = [list(column) for column in zip(*monitor.curvatures.values(), strict=True)]
+        assert logged == list(zip(monitor.steps, kept, strict=True))
+
+
+@pytest.mark.parametrize("make", [ActivationScaleMonitor, CurvatureMonitor])
+def test_the_backward_pass_and_batches_after_one_that_was_skipped_find_no_hook(make: Any) -> None:
+    class Looking(Net):
+        found: list[int]
+
+        def count(self) -> int:
+            return sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in self.modules())
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+            return -1 if batch_idx == 2 else None
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.found.append(self.count())
+            return super().training_step(batch, batch_idx)
+
+        def on_after_backward(self) -> None:
+            self.found.append(self.count())
+
+        def on_train_epoch_end(self) -> None:
+            self.found.append(self.count())
+
+    net = Looking()
+    net.found = []
+    # Batch 2 is left before its end, which ends the epoch.
+    trainer = lightning.Trainer(max_epochs=2, callbacks=[make(2)], logger=False, **QUIET)
+    trainer.fit(net, loader())
+    both_maps = 2
+    assert net.found == [both_maps, 0, 0, 0, 0] * 2
+
+
+def test_no_picture_where_none_is_wanted_or_one_step_was_seen() -> None:
+    for monitor, steps in ((ActivationScaleMonitor(1, figure=False), 3), (ActivationScaleMonitor(9), 3)):
+        logger = RecordingLeydenLogger()
+        fit(Net(), monitor, logger=logger, max_steps=steps)
+        assert not logger.figures
+
+
+class Manual(Net):
+    """Two losses in a step, each with a backward pass of its own, by manual optimization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        optimizer: Any = self.optimizers()
+        for factor in (1.0, 100.0):
+            optimizer.zero_grad()
+            self.manual_backward(factor * nn.functional.cross_entropy(self(batch[0]), batch[1]))
+        optimizer.step()
+        return None
+
+
+def test_under_manual_optimization_the_first_backward_pass_is_watched() -> None:
+    automatic = [ActivationScaleMonitor(1), CurvatureMonitor(1, 5, "*")]
+    manual = [ActivationScaleMonitor(1), CurvatureMonitor(1, 5, "*")]
+    fit(Net(), *automatic, max_steps=1)
+    fit(Manual(), *manual, max_steps=2)
+    assert manual[0].steps == manual[1].steps == [0, 1]
+    assert manual[0].scales["first"][0] == automatic[0].scales["first"][0]
+    assert manual[1].curvatures["first"][0] == automatic[1].curvatures["first"][0]
+
+
+def test_a_loss_without_a_graph_and_a_new_fit_after_a_failed_one() -> None:
+    class Detached(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            return loss.detach().requires_grad_() if self.detach else loss
+
+        detach = True
+
+    monitor = CurvatureMonitor(1)
+    net = Detached()
+    fit(net, monitor, max_steps=1)
+    assert not monitor.steps
+    monitor._failed = True
+    net.detach = False
+    fit(net, monitor, max_steps=1)
+    assert monitor.steps == [0]
+
+
+def test_of_many_maps_the_first_the_middle_and_the_last_are_watched() -> None:
+    class Deep(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.middle = nn.ModuleList(nn.Linear(5, 5) for _ in range(5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.first(x).tanh()
+            for one in self.middle:
+                hidden = one(hidden).tanh()
+            return self.last(hidden)
+
+    monitor = CurvatureMonitor(1, 2)
+    fit(Deep(), monitor, max_steps=1)
+    assert list(monitor.curvatures) == ["first", "middle.1", "middle.4"]
+
+
+def test_further_arguments_of_a_map_are_left_alone() -> None:
+    class Scaled(nn.Linear):
+        def forward(self, x: Tensor, factor: Tensor, *, shift: float = 0.0) -> Tensor:  # type: ignore[override]
+            return factor * super().forward(x) + shift
+
+    class Passing(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scaled = Scaled(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scaled(self.first(x).tanh(), torch.tensor(2.0), shift=1.0)
+
+    monitor = CurvatureMonitor(1, 2, "scaled")
+    fit(Passing(), monitor, max_steps=1)
+    assert monitor.curvatures["scaled"][0] > 0
+
+
+class Own(lightning.LightningModule):
+    """A model whose learning rate is given and whose loss is a square."""
+
+    def __init__(self, lr: float = 0.1, clipped: float = math.inf) -> None:
+        super().__init__()
+        self.lr = lr
+        self.weight = nn.Parameter(torch.randn(3))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return (self.weight - 10).square().sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), self.lr)
+
+
+class Rows(lightning.LightningDataModule):
+    def train_dataloader(self) -> DataLoader[Any]:
+        return loader()
+
+
+def test_a_sweeps_losses_are_the_modules_own_and_its_gradients_are_clipped() -> None:
+    torch.manual_seed(3)
+    weight = torch.randn(3)
+    expected = []
+    for _ in range(4):  # a gradient of length 1 after clipping, so steps of 0.1
+        expected.append((weight - 10).square().sum().item())
+        weight += 0.1 * (10 - weight) / (10 - weight).norm()
+    scaled = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+    scaled.autocast_context_manager = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+    for arguments in ({}, {"plugins": [scaled]}):
+        (row,) = lr_tolerance_sweep(Own, Rows(), [0.1], 4, seed=3, trainer=arguments)
+        assert row.final_loss == pytest.approx(expected[-1], rel=1e-5)
+        assert row.max_spike == 0
+        assert row.steps == 4
+    (row,) = lr_tolerance_sweep(Own, Rows(), [0.1], 4, seed=3, trainer={"accumulate_grad_batches": 2})
+    assert row.final_loss == pytest.approx(expected[3], rel=1e-5)
+
+
+def test_a_sweep_says_what_did_not_learn_and_logs_its_table() -> None:
+    class Rising(Own):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), self.lr, maximize=True)
+
+    logger = RecordingLogger()
+    (row,) = lr_tolerance_sweep(Rising, Rows(), [0.5], 4, logger=logger)
+    assert row.diverged
+    assert math.isfinite(row.final_loss)
+    assert row.max_spike > 0
+    expected = {"lr": 0.5, "final_loss": row.final_loss, "max_spike": row.max_spike}
+    assert logger_rows(logger) == [(0, {f"lr_tolerance/{name}": value for name, value in expected.items()})]
+
+
+def test_the_last_tenth_of_the_losses_counts_and_a_loss_that_is_not_finite_ends_it() -> None:
+    class Given(Own):
+        losses: Any = tuple(map(float, range(30)))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return 0 * self.weight.sum() + self.losses[self.global_step]
+
+    (row,) = lr_tolerance_sweep(Given, Rows(), [0.1], 30)
+    assert row.final_loss == 28.0
+    assert row.diverged
+
+    class Lost(Given):
+        losses: Any = (1.0, math.nan, 0.5, 0.25)
+
+    (row,) = lr_tolerance_sweep(Lost, Rows(), [0.1], 4)
+    assert row.diverged
+    assert math.isnan(row.final_loss)
+    assert row.max_spike == math.inf
+
+
+def test_validation_data_may_be_a_stream() -> None:
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter([torch.zeros(1)] * 3)
+
+    class Streaming(Rows):
+        def val_dataloader(self) -> Any:
+            return DataLoader(Stream(), batch_size=1)
+
+    class Validated(Own):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val/loss", 0.25)
+
+    (row,) = lr_tolerance_sweep(Validated, Streaming(), [0.1], 2)
+    assert row.final_loss == 0.25

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from leyden_simplenorm.conversion import Patterns
-from leyden_simplenorm.watching import check_patterns, is_due, step_of, watched, write
+from leyden_simplenorm.watching import check_patterns, is_due, keep, step_of, watched, write
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 Scale = tuple[float, float, float]
 """Smallest, median and largest root mean square over the rows of an output."""
+
+_UNSEEN: Scale = (math.nan, math.nan, math.nan)
 
 
 class ActivationScaleMonitor(Callback):
@@ -46,7 +49,7 @@ class ActivationScaleMonitor(Callback):
 
     Attributes:
         steps: the steps that were watched.
-        scales: for each module its scale at each of them.
+        scales: for each module its scale at each of them; NaN where it was not called.
 
     Raises:
         ValueError: if an argument is out of its range.
@@ -103,20 +106,17 @@ class ActivationScaleMonitor(Callback):
         if not seen:
             self._warn(pl_module)
             return
-        values = torch.stack(list(seen.values())).tolist()
+        rows = torch.stack(list(seen.values())).tolist()
+        found = {name: (low, middle, high) for name, (low, middle, high) in zip(seen, rows, strict=True)}
+        keep(self.scales, found, len(self.steps), _UNSEEN)
         self.steps.append(step)
         metrics: dict[str, float] = {}
-        for name, (low, middle, high) in zip(seen, values, strict=True):
-            self.scales.setdefault(name, []).append((low, middle, high))
+        for name, (low, middle, high) in found.items():
             label = f"act/{name}/rms"
             metrics |= {f"{label}_min": low, f"{label}_median": middle, f"{label}_max": high}
         write(trainer, metrics, step)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let the modules go, where the last batch was left before its end."""
-        self._forget()
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let the modules go, where the last batch was left before its end."""
         self._forget()
 
@@ -209,12 +209,12 @@ def draw_scales(steps: Sequence[int], scales: Mapping[str, Sequence[Scale]]) -> 
         kinds.setdefault(name.rpartition(".")[2], []).append([middle for _, middle, _ in values])
     looks = styles(kinds)
     for kind, modules in kinds.items():
-        columns = [sorted(column) for column in zip(*modules, strict=False)]
-        places, color = steps[-len(columns) :], looks[kind].color
+        columns = [sorted(filter(math.isfinite, one)) or [math.nan] for one in zip(*modules, strict=True)]
+        color = looks[kind].color
         ax.fill_between(
-            places, [c[0] for c in columns], [c[-1] for c in columns], color=color, alpha=0.12, lw=0
+            steps, [c[0] for c in columns], [c[-1] for c in columns], color=color, alpha=0.12, lw=0
         )
-        ax.plot(places, [c[len(c) // 2] for c in columns], color=color, ls=looks[kind].line, lw=1.8)
+        ax.plot(steps, [c[len(c) // 2] for c in columns], color=color, ls=looks[kind].line, lw=1.8)
     ax.set_yscale("log")
     ax.set_xlabel("optimizer step")
     ax.set_ylabel("rms, median over tokens")

@@ -66,7 +66,7 @@ def spectral_norm(
         iterations: how often the operator is applied, at least 1.
 
     Returns:
-        A scalar; 0 where the operator gave zero.
+        A scalar, in float32 where ``start`` is of lower precision; 0 where the operator gave zero.
 
     Raises:
         ValueError: if ``iterations`` is less than 1.
@@ -76,9 +76,12 @@ def spectral_norm(
     """
     if iterations < 1:
         raise ValueError(f"iterations: expected at least 1, got {iterations!r}")
-    vector, length = start, start.norm()
+    # Lengths of half precision would overflow, or be too small to divide by, before their vectors are.
+    high = torch.promote_types(start.dtype, torch.float32)
+    vector, length = start, start.to(high).norm()
     for _ in range(iterations):
-        vector = product(vector / length.clamp(min=torch.finfo(length.dtype).tiny))
-        length = vector.norm()
+        unit = vector.to(high) / length.clamp(min=torch.finfo(high).tiny)
+        vector = product(unit.to(start.dtype))
+        length = vector.to(high).norm()
     found: Tensor = length
     return found

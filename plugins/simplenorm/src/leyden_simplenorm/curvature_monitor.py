@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from leyden_simplenorm.conversion import Patterns
 from leyden_simplenorm.curvature import spectral_norm
-from leyden_simplenorm.watching import check_patterns, is_due, step_of, watched, write
+from leyden_simplenorm.watching import check_patterns, is_due, keep, step_of, watched, write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,10 +31,11 @@ class CurvatureMonitor(Callback):
 
     At the steps it watches it applies the Hessian of the batch's loss in a map's whole input (all tokens
     together) to a vector, again and again (power iteration), and logs the length as ``curv/NAME``; that costs
-    two backward passes for each map and iteration. The estimate is never above the true value. The loss is
-    the module's own, before a GradScaler and before it is divided for accumulation. Of batches that are
-    accumulated it watches the first, among several processes those of the first. At the end it draws what it
-    measured.
+    two backward passes for each map and iteration. The input counts on its way through this map alone: what
+    other maps or the residual stream make of the same tensor is held fixed. The estimate is never above the
+    true value. The loss is the module's own, before a GradScaler and before it is divided for accumulation.
+    Of batches that are accumulated it watches the first, of several backward passes in a step the first,
+    among several processes those of the first. At the end it draws what it measured.
 
     Parameters, gradients and random numbers are left alone. In a step that it watches, attention runs in a
     form that can be differentiated twice, which rounds in another way. What cannot be (a compiled model, a
@@ -48,7 +50,7 @@ class CurvatureMonitor(Callback):
 
     Attributes:
         steps: the steps that were watched.
-        curvatures: for each module the spectral norm at each of them.
+        curvatures: for each module the spectral norm at each of them; NaN where there was none.
 
     Raises:
         ValueError: if an argument is out of its range.
@@ -139,16 +141,11 @@ class CurvatureMonitor(Callback):
         if not found or step is None:
             return
         values = dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True))
+        keep(self.curvatures, values, len(self.steps), math.nan)
         self.steps.append(step)
-        for name, value in values.items():
-            self.curvatures.setdefault(name, []).append(value)
         write(trainer, {f"curv/{name}": value for name, value in values.items()}, step)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let the modules go, where the last batch was left before its end."""
-        self._close()
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let the modules go, where the last batch was left before its end."""
         self._close()
 
@@ -199,10 +196,11 @@ class CurvatureMonitor(Callback):
         x = arguments[0] if arguments else None
         if not isinstance(x, Tensor) or not x.is_floating_point() or not torch.is_grad_enabled():
             return None
-        taken = x if x.requires_grad else x.detach().requires_grad_()
+        # A tensor of the map's own, since others may read the same one.
+        taken = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
         if self._recording:
             self._inputs[name] = taken
-        return None if taken is x else (taken, *arguments[1:])
+        return (taken, *arguments[1:])
 
     def _warn(self, pl_module: LightningModule) -> None:
         if not self._warned:
@@ -271,7 +269,7 @@ def draw_curvatures(steps: Sequence[int], curvatures: Mapping[str, Sequence[floa
     looks = styles(curvatures)
     for name, values in curvatures.items():
         style = looks[name]
-        ax.plot(steps[-len(values) :], values, color=style.color, ls=style.line, marker=style.marker, lw=1.6)
+        ax.plot(steps, values, color=style.color, ls=style.line, marker=style.marker, lw=1.6)
     if any(value > 0 for values in curvatures.values() for value in values):
         ax.set_yscale("log")
     ax.set_xlabel("optimizer step")

@@ -97,7 +97,8 @@ class SimpleGPT(nn.Module):
         ):
             if choice not in choices:
                 raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {choice!r}")
-        for name, number in (("ffn_multiplier", ffn_multiplier or 1.0), ("rope_theta", rope_theta)):
+        factor = 1.0 if ffn_multiplier is None else ffn_multiplier
+        for name, number in (("ffn_multiplier", factor), ("rope_theta", rope_theta)):
             if not isinstance(number, int | float) or not 0 < number < math.inf:
                 raise ValueError(f"{name}: expected a finite number above 0, got {number!r}")
         if dim % n_heads:
@@ -139,6 +140,11 @@ class SimpleGPT(nn.Module):
         Returns:
             Shape ``(batch, length, vocab_size)``, in float32 (float64 where the model is).
         """
+        if tokens.ndim != 2 or tokens.is_floating_point():
+            raise ValueError(
+                f"tokens: expected whole numbers of shape (batch, length), got {tokens.dtype} of shape "
+                f"{tuple(tokens.shape)}"
+            )
         length = tokens.shape[1]
         if length > self.max_seq_len:
             raise ValueError(
@@ -329,7 +335,7 @@ def feed_forward_width(
     hidden = int(2 * (4 * dim) / 3) if ffn == "swiglu" else 4 * dim
     if ffn_multiplier is not None:
         hidden = int(ffn_multiplier * hidden)
-    return multiple_of * math.ceil(hidden / multiple_of)
+    return multiple_of * max(math.ceil(hidden / multiple_of), 1)
 
 
 def rotation(size: int, length: int, theta: float) -> Rotation:

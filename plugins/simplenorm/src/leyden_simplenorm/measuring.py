@@ -134,7 +134,8 @@ class GainBounds(Callback):
         scale = output.detach().square().mean(dim=-1).sqrt()
         low, high = (factor * end for end in (gain.detach().abs().min(), gain.detach().abs().max()))
         slack = torch.minimum(scale / low - 1, 1 - scale / high).min()
-        self._slack = min(self._slack, float(slack))
+        # A NaN keeps no bound, and min() would pass over it.
+        self._slack = min(self._slack, float(slack.nan_to_num(nan=-float("inf"))))
 
 
 def _hessian(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

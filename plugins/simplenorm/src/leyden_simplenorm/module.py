@@ -236,7 +236,7 @@ def learning_rate_factor(step: int, *, total: float, warmup_steps: float, schedu
         A number between 0 and 1.
 
     Raises:
-        ValueError: if the schedule needs a number of steps and there is none.
+        ValueError: if the schedule or the warm-up needs a number of steps and there is none.
 
     >>> tuple(learning_rate_factor(i, total=5, warmup_steps=1, schedule="linear") for i in (0, 1, 2, 4))
     (0.5, 1.0, 0.75, 0.25)
@@ -245,6 +245,11 @@ def learning_rate_factor(step: int, *, total: float, warmup_steps: float, schedu
         raise ValueError(
             f"schedule: '{schedule}' needs a number of steps, got {total}; give the Trainer max_steps or "
             "max_epochs"
+        )
+    if 0 < warmup_steps < 1 and not total < math.inf:
+        raise ValueError(
+            f"warmup_steps: a share of all steps needs their number, got {warmup_steps!r}; give the Trainer "
+            "max_steps or max_epochs, or a whole number of steps here"
         )
     warmup = int(warmup_steps * total) if 0 < warmup_steps < 1 else int(warmup_steps)
     if step < warmup:

@@ -23,7 +23,11 @@ def with_simplenorm(model: LightningModule, *, norm: Norm = "rms", eps: float = 
         ValueError: if the model has fewer than two maps, or one that cannot be replaced.
     """
     maps = [(name, one) for name, one in model.named_modules(remove_duplicate=False) if is_map(one)]
-    # By whole names of the others: the head's own, such as `fc`, may be that of maps inside blocks, too.
-    others = [name for name, one in maps if one is not maps[-1][1]]
-    to_simplenorm(model, include=others, norm=norm, eps=eps)
+    heads = [name for name, one in maps if one is maps[-1][1]]
+    others = [name for name, _ in maps if name not in heads]
+    # By whole names, since `fc` may be a head and a map in a block. A name without a dot is a pattern of last
+    # parts, too: a head `top.fc` has to be left out beside a map `fc`, and of a head `fc` it is enough not to
+    # be included.
+    dotted = [name for name in heads if "." in name]
+    to_simplenorm(model, include=others, exclude=dotted, norm=norm, eps=eps)
     return model

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning
 from leyden.arguments import check_at_least
-from leyden_callbacks import log_figure
+from leyden_callbacks import log_figure, loss_scale
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
@@ -26,8 +26,9 @@ class Tolerance:
     Attributes:
         lr: the learning rate.
         final_loss: the validation loss at the end (of data without such a split the mean training loss of the
-            last tenth of the steps); NaN if training ended in a loss that is not finite.
-        max_spike: by how much a training loss rose above the lowest mean of a twentieth of the steps before.
+            last tenth of the batches); NaN if training ended in a loss that is not finite.
+        max_spike: by how much a batch's training loss rose above the lowest mean of a twentieth of the
+            batches before.
         diverged: whether a loss was not finite, or the final loss is not below the first training loss.
         steps: optimizer steps that were taken.
     """
@@ -152,8 +153,10 @@ class TrainingLosses(Callback):
         self._losses: list[Tensor] = []
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        """Keep the loss, without waiting for it."""
-        self._losses.append(loss.detach() * trainer.accumulate_grad_batches)
+        """Keep the loss as the module gave it, without waiting for it."""
+        scale = loss_scale(trainer, loss.device)
+        own = loss.detach() if scale is None else loss.detach() / scale
+        self._losses.append(own * trainer.accumulate_grad_batches)
 
     def numbers(self) -> list[float]:
         """The losses, in order."""
@@ -208,7 +211,9 @@ def _final_loss(
     arguments: Mapping[str, Any],
 ) -> float:
     last = losses[-max(len(losses) // 10, 1) :]
-    if not is_overridden("val_dataloader", datamodule) or not datamodule.val_dataloader():
+    # The length of a loader is not asked for: data that comes as a stream has none.
+    loaders = datamodule.val_dataloader() if is_overridden("val_dataloader", datamodule) else None
+    if loaders is None or loaders == []:
         return math.fsum(last) / len(last)
     measured = Trainer(**{**_QUIET, **arguments}).validate(module, datamodule=datamodule, verbose=False)
     found = {name: value for one in measured for name, value in one.items()}

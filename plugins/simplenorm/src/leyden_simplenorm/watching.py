@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import nn
 
@@ -12,6 +12,8 @@ from leyden_simplenorm.layer import SimpleNormLinear
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
+
+Value = TypeVar("Value")
 
 
 def watched(model: nn.Module, modules: Patterns) -> dict[str, nn.Module]:
@@ -43,6 +45,21 @@ def watched(model: nn.Module, modules: Patterns) -> dict[str, nn.Module]:
             and matches(name, listed)
         )
     }
+
+
+def keep(history: dict[str, list[Value]], found: Mapping[str, Value], steps: int, missing: Value) -> None:
+    """Append what was measured at a step, in place.
+
+    Args:
+        history: for each module what was measured at each step before.
+        found: what was measured now; modules may be missing, and others new.
+        steps: how many steps there were before.
+        missing: stands for what was not measured.
+    """
+    for name in found:
+        history.setdefault(name, [missing] * steps)
+    for name, values in history.items():
+        values.append(found.get(name, missing))
 
 
 def check_patterns(argument: str, modules: object) -> None:
