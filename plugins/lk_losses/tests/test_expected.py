@@ -108,6 +108,20 @@ def test_a_metric_of_nothing_is_nan_and_a_batch_of_nothing_changes_nothing() -> 
     torch.testing.assert_close(metric.compute(), before)
 
 
+def test_the_metric_takes_the_settings_and_masks_of_the_loss() -> None:
+    generator = torch.Generator().manual_seed(0)
+    draft, target = (torch.randn(5, 2, 6, size, generator=generator) for size in (4, 9))
+    ids = torch.tensor([7, 0, 3, 5])
+    mask = torch.rand(5, 6, generator=generator) < 0.7
+    metric = AcceptanceMetric(depths=2, temperature=0.6, draft_vocab=ids)
+    metric.update(draft[:2], target[:2], mask[:2])
+    metric.update(draft[2:], target[2:], mask[2:])
+    rates = acceptance_rate(target, draft, draft_vocab=ids, temperature=0.6)
+    found = metric.compute()
+    torch.testing.assert_close(found["alpha"], torch.stack([rates[:, n][mask].mean() for n in (0, 1)]))
+    torch.testing.assert_close(found["tau"], (1 + rates[:, 0] + rates[:, 0] * rates[:, 1])[mask].mean())
+
+
 @pytest.mark.parametrize("depths", [0, -1])
 def test_a_metric_needs_a_depth(depths: int) -> None:
     with pytest.raises(ValueError, match=r"^depths: "):

@@ -123,6 +123,17 @@ def test_at_ties_the_sign_is_zero(way: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert not gradients(target, target)[1].any()  # a copy of the target is at the optimum
 
 
+@pytest.mark.parametrize("way", ["quick", "careful"])
+def test_no_rate_is_above_one_by_rounding(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if way == "careful":
+        monkeypatch.setattr(kernel, "_FAINT", math.inf)
+    target = logits(500, 300, dtype=torch.float32)[0]
+    for draft in (target, target + 0.3):  # a number that all logits share changes nothing but the rounding
+        for log_alpha in (row_divergences(target, draft).log_alpha, log_acceptance(target, draft)):
+            assert log_alpha.max() <= 0
+            assert log_alpha.min() > -1e-5
+
+
 def test_where_supports_are_disjoint_the_gradient_lives() -> None:
     for gap, dtype in (
         (95.0, torch.float32),  # α is then below the smallest normal number
@@ -273,6 +284,16 @@ def test_beside_the_gradient_it_holds_three_blocks_at_most(dtype: torch.dtype, s
     gradient = draft.numel() * draft.element_size()
     assert memory.peak - gradient <= 3 * chunk * vocab * 4 + 60 * rows * 8
     assert memory.peak - gradient >= chunk * vocab * 4  # it does see what is allocated
+
+
+def test_views_whose_rows_overlap_are_not_copied() -> None:
+    vocab, chunk = 500, 8
+    target = torch.randn(2, 40, vocab)[:, 1:].unfold(1, 37, 1).movedim(-1, 2)
+    memory = plain.LivingMemory()
+    draft = torch.randn(2, 3, 37, vocab)
+    with memory:
+        row_divergences(target, draft, chunk_size=chunk)
+    assert memory.peak <= 5 * chunk * vocab * 4 + 60 * 2 * 3 * 37 * 8 < 4 * target.numel()
 
 
 def test_compiled_without_a_graph_break_it_gives_the_same() -> None:

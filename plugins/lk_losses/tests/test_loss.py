@@ -280,6 +280,10 @@ def test_a_nan_is_told_with_the_name_of_its_model() -> None:
         ({"draft_vocab": torch.tensor([1, 2, 1])}, "^draft_vocab: the id 1 occurs 2 times"),
         ({"draft_vocab": torch.tensor([1, -2])}, "^draft_vocab: .*got -2"),
         ({"draft_vocab": torch.tensor([0.5])}, "^draft_vocab: .*vector of ids"),
+        (
+            {"draft_vocab": torch.tensor([], dtype=torch.long)},
+            r"^draft_vocab: .*vector of ids, got shape \(0,\)",
+        ),
     ],
 )
 def test_a_wrong_argument_is_named(settings: dict[str, Any], text: str) -> None:
@@ -325,6 +329,40 @@ def test_a_copy_and_a_list_of_ids_serve_too() -> None:
     twin = copy.deepcopy(loss)
     torch.testing.assert_close(twin(draft[..., :2], target), loss(draft[..., :2], target), equal_nan=True)
     assert not loss.state_dict()
+
+
+def test_the_ids_of_a_loss_are_its_own() -> None:
+    target, draft = pair()
+    ids = torch.tensor([0, 3])
+    loss = LKLoss(draft_vocab=ids)
+    before = loss(draft[..., :2], target).loss
+    ids += 1
+    assert torch.equal(loss(draft[..., :2], target).loss, before)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_tokens_of_half_precision_are_counted_one_by_one(masked: bool) -> None:
+    """301 is no number of bfloat16."""
+    target, draft = (
+        torch.randn(1, 301, 9, generator=torch.Generator().manual_seed(s)).bfloat16() for s in (0, 1)
+    )
+    mask = torch.ones(1, 301, dtype=torch.bool) if masked else None
+    half, single = (
+        LKLoss()(one, other, mask) for one, other in ((draft, target), (draft.float(), target.float()))
+    )
+    torch.testing.assert_close(half, single, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["reverse_kl", "jsd", "ce"])
+def test_baselines_take_a_temperature_and_compute_in_single_precision(kind: Any) -> None:
+    target, draft = pair()
+    divided = LKLoss(kind)(draft / 0.7, target / 0.7).loss
+    torch.testing.assert_close(LKLoss(kind, temperature=0.7)(draft, target).loss, divided)
+    half = [one.detach().bfloat16() for one in (draft, target)]
+    exact = LKLoss(kind)(*(one.double() for one in half)).loss
+    found = LKLoss(kind)(*half).loss
+    assert found.dtype == torch.float32
+    assert float(found) == pytest.approx(float(exact), rel=1e-5)
 
 
 def peer() -> ModuleType:

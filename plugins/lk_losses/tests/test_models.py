@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -113,8 +114,17 @@ def test_a_path_of_a_folder_is_a_model(tmp_path: Path) -> None:
     target = hugging_face("Llama").float()
     target.save_pretrained(tmp_path)
     assert torch.allclose(wrap(str(tmp_path)).logits(TOKENS), target(TOKENS).logits, atol=1e-5)
+    assert not wrap(tmp_path).module.training
     with pytest.raises(ValueError, match=r"model: expected a folder with a config\.json, there is none in"):
         wrap(tmp_path / "nowhere")
+
+
+def test_a_cache_that_forgets_nothing_is_refused() -> None:
+    wrapped = wrap(hugging_face("GPT2"))
+    held = wrapped.start()
+    held.cache = SimpleNamespace(is_croppable=False)
+    with pytest.raises(ValueError, match="model: the cache of GPT2LMHeadModel cannot forget rejected tokens"):
+        wrapped.crop(held, 0)
 
 
 def test_what_decides_what_a_model_says_is_told_apart_and_its_mode_is_not() -> None:
@@ -244,6 +254,11 @@ def test_heads_are_residual_blocks_with_vocabularies_of_their_own() -> None:
     for head in range(3):
         block = hidden + nn.functional.silu(hidden @ heads.weight[head] + heads.bias[head])
         assert torch.allclose(heads(hidden)[:, head], block @ heads.readout[head], atol=1e-6)
+
+
+def test_a_recurrent_draft_of_few_tokens_reads_all_of_the_target() -> None:
+    draft = MLPSpeculator(8, 3, 2, inputs=11)
+    assert draft(torch.zeros(1, 2, 8), torch.full((1, 4), 10)).shape == (1, 2, 2, 3)
 
 
 def test_a_recurrent_draft_does_not_see_the_tokens_it_proposes() -> None:

@@ -23,7 +23,7 @@ from leyden_lk_losses.loss import LKLoss
 from leyden_lk_losses.module import DraftTrainingModule, with_loss
 from leyden_lk_losses.sampling import sample
 from leyden_lk_losses.targets import tiny_target
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -260,6 +260,44 @@ def test_what_is_logged_of_a_step_is_of_that_step() -> None:
     assert logger.of("train_loss_step") == pytest.approx({1: float(output.loss)})
 
 
+def test_the_loss_of_an_epoch_is_the_mean_over_its_rows() -> None:
+    logger = RecordingLogger()
+    module = DraftTrainingModule(target(), heads(), LKLoss(), 1e-12)
+    train(module, steps=2, batch=32, logger=logger)  # 32 rows and 16
+    losses = [module.loss(*module(rows)).loss.item() for rows in TOKENS.split(32)]
+    assert list(logger.of("train_loss").values()) == [pytest.approx((2 * losses[0] + losses[1]) / 3)]
+    module._train_total, module._train_rows = 1e9, 1  # as an interrupted fit leaves them
+    train(module, steps=2, batch=32, logger=(again := RecordingLogger()))
+    assert again.of("train_loss") == pytest.approx(logger.of("train_loss"))
+
+
+def test_a_round_of_a_standalone_draft_is_of_five_tokens_by_default() -> None:
+    module = DraftTrainingModule(target(), standalone(), LKLoss())
+    found = validated(module, DataLoader(TOKENS, batch_size=16))
+    compared = module(TOKENS)
+    alpha = acceptance_rate(compared.target_logits, compared.draft_logits).detach()
+    assert found["val/tau"] == pytest.approx(float(estimated_tau(alpha, 5)), rel=1e-5)
+    assert "val/tau" not in validated(module, DataLoader(TOKENS[:, :4], batch_size=16))  # too short for one
+
+
+def test_schedulers_step_as_often_as_asked_and_plateaus_watch_validation() -> None:
+    rates = []
+    for interval in ("step", "epoch"):
+        module = DraftTrainingModule(
+            target(),
+            heads(),
+            lr=0.1,
+            lr_scheduler=partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5),
+            interval=interval,  # type: ignore[arg-type]
+        )
+        rates.append(train(module, steps=6, batch=8).optimizers[0].param_groups[0]["lr"])
+    assert rates == pytest.approx([0.1 * 0.5**6, 0.1 * 0.5])
+    plateau = DraftTrainingModule(
+        target(), heads(), lr=0.1, lr_scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau, interval="epoch"
+    )
+    assert train(plateau, steps=6).lr_scheduler_configs[0].monitor == "val_loss"
+
+
 def validated(module: DraftTrainingModule, loader: Any) -> dict[str, float]:
     quiet: Any = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
     return dict(Trainer(accelerator="cpu", devices=1, **quiet).validate(module, loader, verbose=False)[0])
@@ -304,6 +342,15 @@ def test_agreement_on_the_likeliest_token_is_that_of_tokens_whatever_is_kept(
     wanted = validated(module, DataLoader(TOKENS[:16], batch_size=8))["val/top1"]
     assert validated(module, tensor_loader(stored, batch_size=8))["val/top1"] == pytest.approx(wanted)
     assert 0 < wanted < 0.9
+
+
+def test_agreement_of_a_draft_of_few_tokens_is_on_the_tokens_of_the_target() -> None:
+    ids = torch.tensor([11, 3, 0, 7])
+    module = DraftTrainingModule(target(), MedusaHeads(8, 4, 2), LKLoss(draft_vocab=ids))
+    compared = module(TOKENS)
+    wanted = (ids[compared.draft_logits.argmax(-1)] == compared.target_logits.argmax(-1)).float().mean()
+    assert validated(module, DataLoader(TOKENS, batch_size=16))["val/top1"] == pytest.approx(wanted.item())
+    assert wanted > 0
 
 
 def test_a_temperature_for_a_target_of_which_a_sum_was_kept_is_refused(tmp_path: Path) -> None:
@@ -535,10 +582,32 @@ def test_text_is_sampled_once_and_again_where_anything_differs(
         assert other.fingerprint() != first.fingerprint()
     assert on_policy(monkeypatch, tmp_path, target(seed=9)).fingerprint() != first.fingerprint()
     assert len(calls) == 18
+    longer = on_policy(monkeypatch, tmp_path, target(), prompt_length=3)
+    assert torch.equal(longer.train[0][:, :3], TOKENS[:6, :3])
+    del calls[18:]
     other_heads = TinyDraftGPT(12, width=8, depth=2, heads=4, max_length=16)
     other_heads.load_state_dict(target().state_dict())
     assert on_policy(monkeypatch, tmp_path, other_heads).fingerprint() != first.fingerprint()
     assert len(calls) == 21
+
+
+def test_prompts_are_spread_over_the_splits_of_another_datamodule(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Texts(LightningDataModule):
+        def setup(self, stage: str) -> None:
+            if stage == "fit":
+                self.train, self.val = (TOKENS[:21],), (TOKENS[21:24],)
+            else:
+                self.test = (TOKENS[24:31],)
+
+    monkeypatch.setenv("LEYDEN_CACHE", str(tmp_path))
+    sizes: dict[str, Any] = {"rows": 6, "val_rows": 6, "test_rows": 3, "length": 8, "prompt_length": 3}
+    data = OnPolicyDataModule(target(), Texts(), **sizes)
+    assert torch.equal(data.train[0][:, :3], TOKENS[[0, 4, 8, 12, 16, 20], :3])
+    assert torch.equal(data.test[0][:, :3], TOKENS[[24, 27, 30], :3])
+    pieces = TOKENS[21:24].view(9, 3)  # too few rows: cut anew
+    assert torch.equal(data.val[0][:, :3], pieces[[0, 2, 3, 5, 6, 8]])
 
 
 def test_rows_that_end_come_with_a_mask_that_training_heeds(
@@ -586,6 +655,10 @@ def test_a_tiny_target_is_trained_once_and_the_same_everywhere(
     monkeypatch.setattr(module, "_train", None)  # it would be called
     assert torch.equal(weights(tiny_target(vocab=260, **small)), weights(first))
     assert not first.training
+    assert not any(parameter.requires_grad for parameter in first.parameters())
+    for change in ({"steps": 4}, {"seed": 1}, {"lr": 1e-3}, {"batch_size": 16}, {"width": 16}):
+        with pytest.raises(TypeError, match="not callable"):
+            tiny_target(vocab=260, **{**small, **change})
     with pytest.raises(ValueError, match="text: expected 'python' or 'king-james'"):
         tiny_target("latin")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="lr: expected"):

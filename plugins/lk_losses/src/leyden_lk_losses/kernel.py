@@ -379,8 +379,7 @@ def _careful_gradient(pair: _Pair, known: _Known) -> Tensor:
     if known.of_log_alpha is not None:
         log_p = log_p + (known.sums.shared - known.sums.target)
         c = (log_q < log_p) + 0.5 * (log_q == log_p)
-        never = known.log_alpha == -torch.inf
-        w = (torch.minimum(log_p, log_q) - torch.where(never, 0, known.log_alpha)).exp() * c
+        w = (torch.minimum(log_p, log_q) - known.log_alpha).exp() * c
         gradient = gradient + known.of_log_alpha * (w - q * w.sum(-1, keepdim=True))
     gradient = gradient / pair.temperature
     return gradient if pair.valid is None else torch.where(pair.valid.unsqueeze(-1), gradient, 0)
