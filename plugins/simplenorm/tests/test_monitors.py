@@ -271,6 +271,18 @@ def test_what_cannot_be_differentiated_twice_ends_the_watching_and_not_the_train
     assert not monitor.curvatures
 
 
+def test_ddp_with_a_static_graph_is_left_alone() -> None:
+    class Static(lightning.Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            trainer.strategy.model.static_graph = True  # as of torch's DistributedDataParallel
+
+    monitor = CurvatureMonitor(1)
+    with pytest.warns(UserWarning, match=r"CurvatureMonitor stops: DDP with static_graph=True"):
+        trainer = fit(Net(), Static(), monitor)
+    assert trainer.global_step == 6
+    assert not monitor.curvatures
+
+
 @pytest.mark.parametrize(
     ("make", "arguments", "named"),
     [

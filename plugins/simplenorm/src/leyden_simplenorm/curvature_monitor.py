@@ -39,7 +39,8 @@ class CurvatureMonitor(Callback):
 
     Parameters, gradients and random numbers are left alone. In a step that it watches, attention runs in a
     form that can be differentiated twice, which rounds in another way. What cannot be (a compiled model, a
-    recurrent network by cuDNN) ends the watching with a warning, and training goes on.
+    recurrent network by cuDNN, a sharded model, DDP with ``static_graph``) ends the watching with a warning,
+    and training goes on.
 
     Args:
         every_n_steps: watch at every so many optimizer steps, from the first one on.
@@ -100,6 +101,10 @@ class CurvatureMonitor(Callback):
         self._close()  # a batch that was left before its end
         if self._failed or not is_due(trainer, batch_idx, self.every_n_steps):
             return
+        if getattr(trainer.strategy.model, "static_graph", False):
+            # The first backward pass, which would be ours, is where its gradients would be reduced for good.
+            self._stop("DDP with static_graph=True takes every backward pass for the training's")
+            return
         self._step, self._recording = step_of(trainer), True
         self._open.enter_context(sdpa_kernel(SDPBackend.MATH))
         for name, module in self._chosen(pl_module).items():
@@ -124,9 +129,8 @@ class CurvatureMonitor(Callback):
             found = input_curvatures(loss, inputs, iterations=self.n_power_iter, seed=step)
             self._found = {name: value * factor for name, value in found.items()}
         except RuntimeError as error:
-            self._failed = True
             reason = " ".join(str(error).split())[:200]
-            rank_zero_warn(f"CurvatureMonitor stops: the loss cannot be differentiated twice ({reason})")
+            self._stop(f"the loss cannot be differentiated twice ({reason})")
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let the modules go; a backward pass that runs a part of them again must find them as they were."""
@@ -201,6 +205,10 @@ class CurvatureMonitor(Callback):
         if self._recording:
             self._inputs[name] = taken
         return (taken, *arguments[1:])
+
+    def _stop(self, reason: str) -> None:
+        self._failed = True
+        rank_zero_warn(f"CurvatureMonitor stops: {reason}")
 
     def _warn(self, pl_module: LightningModule) -> None:
         if not self._warned:
