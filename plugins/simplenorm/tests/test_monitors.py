@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -220,6 +221,11 @@ def test_curvature_of_modules_that_are_not_there_is_said_once() -> None:
         fit(Net(), CurvatureMonitor(1, layers="nothing"))
 
 
+def test_a_model_without_maps_has_no_curvature() -> None:
+    with pytest.warns(UserWarning, match=r"saw no input of a module that layers=None names in Own"):
+        fit(Own(), CurvatureMonitor(1))
+
+
 @pytest.mark.parametrize("make", [ActivationScaleMonitor, CurvatureMonitor])
 def test_a_batch_that_the_module_skips_leaves_no_hook(make: Callable[..., Any]) -> None:
     class Skipping(Net):
@@ -373,6 +379,7 @@ def test_data_without_a_validation_split_at_all_or_without_rows() -> None:
 
 def test_a_spike_is_measured_from_the_lowest_mean_before() -> None:
     assert largest_spike([3.0, 2.0, 1.0, 0.5]) == 0
+    assert largest_spike([3.0, 1.0, 2.0, 4.0]) == 3
     assert largest_spike([4.0] * 40 + [1.0] * 4 + [3.0] + [1.0] * 35) == pytest.approx(2.0)
     assert largest_spike([4.0] * 40 + [1.0] * 2 + [3.0] + [1.0] * 37) == pytest.approx(0.5)
 
@@ -497,6 +504,17 @@ def test_of_modules_of_a_kind_those_that_were_called_are_drawn() -> None:
     assert math.isnan(line.get_ydata()[2])
 
 
+def test_curvatures_of_many_maps_are_drawn_by_kind() -> None:
+    def figure(count: int) -> Any:
+        names = [f"blocks.{place // 2}.{'qk'[place % 2]}" for place in range(count)]
+        return draw_curvatures([0, 1], {name: [1.0 + place, 2.0] for place, name in enumerate(names)})
+
+    few, many = figure(7), figure(8)
+    assert [text.get_text() for text in many.legends[0].texts] == ["q", "k"]
+    assert [list(line.get_ydata()) for line in many.axes[0].lines] == [[5.0, 2.0], [6.0, 2.0]]
+    assert len(few.legends[0].texts) == len(few.axes[0].lines) == 7
+
+
 def test_scales_of_rows_are_minimum_median_and_maximum_in_float32() -> None:
     rows = torch.tensor([[3.0, 4.0], [300.0, 400.0], [0.3, 0.4], [30.0, 40.0], [3000.0, 4000.0]])
     expected = [value / 2**0.5 for value in (0.5, 50.0, 5000.0)]
@@ -581,7 +599,9 @@ def test_under_manual_optimization_the_first_backward_pass_is_watched() -> None:
     automatic = [ActivationScaleMonitor(1), CurvatureMonitor(1, 5, "*")]
     manual = [ActivationScaleMonitor(1), CurvatureMonitor(1, 5, "*")]
     fit(Net(), *automatic, max_steps=1)
-    fit(Manual(), *manual, max_steps=2)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="CurvatureMonitor")
+        fit(Manual(), *manual, max_steps=2)
     assert manual[0].steps == manual[1].steps == [0, 1]
     assert manual[0].scales["first"][0] == automatic[0].scales["first"][0]
     assert manual[1].curvatures["first"][0] == automatic[1].curvatures["first"][0]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from leyden_simplenorm.conversion import Patterns
-from leyden_simplenorm.watching import check_patterns, is_due, keep, step_of, watched, write
+from leyden_simplenorm.watching import check_patterns, draw_by_kind, is_due, keep, step_of, watched, write
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -197,27 +197,14 @@ def draw_scales(steps: Sequence[int], scales: Mapping[str, Sequence[Scale]]) -> 
     Returns:
         The figure.
     """
-    from leyden.figures import new_figure, place_legend, styles
-    from matplotlib.lines import Line2D
+    from leyden.figures import new_figure
 
     figure, (ax,) = new_figure(
         title="Scale of the activations, by kind of map",
         alt="Median root mean square of maps' outputs against the optimizer step, by kind of map",
     )
-    kinds: dict[str, list[list[float]]] = {}
-    for name, values in scales.items():
-        kinds.setdefault(name.rpartition(".")[2], []).append([middle for _, middle, _ in values])
-    looks = styles(kinds)
-    for kind, modules in kinds.items():
-        columns = [sorted(filter(math.isfinite, one)) or [math.nan] for one in zip(*modules, strict=True)]
-        color = looks[kind].color
-        ax.fill_between(
-            steps, [c[0] for c in columns], [c[-1] for c in columns], color=color, alpha=0.12, lw=0
-        )
-        ax.plot(steps, [c[len(c) // 2] for c in columns], color=color, ls=looks[kind].line, lw=1.8)
+    draw_by_kind(figure, ax, steps, {name: [one[1] for one in values] for name, values in scales.items()})
     ax.set_yscale("log")
     ax.set_xlabel("optimizer step")
     ax.set_ylabel("rms, median over tokens")
-    lines = [Line2D([], [], color=style.color, ls=style.line, lw=1.8) for style in looks.values()]
-    place_legend(figure, lines, list(looks))
     return figure

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from leyden_simplenorm.conversion import Patterns
 from leyden_simplenorm.curvature import spectral_norm
-from leyden_simplenorm.watching import check_patterns, is_due, keep, step_of, watched, write
+from leyden_simplenorm.watching import check_patterns, draw_by_kind, is_due, keep, step_of, watched, write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -258,7 +258,7 @@ def input_curvatures(
 
 
 def draw_curvatures(steps: Sequence[int], curvatures: Mapping[str, Sequence[float]]) -> Figure:
-    """Draw the spectral norms against the step.
+    """Draw the spectral norms against the step, of more than seven maps by their kind.
 
     Args:
         steps: the steps that were watched.
@@ -267,25 +267,26 @@ def draw_curvatures(steps: Sequence[int], curvatures: Mapping[str, Sequence[floa
     Returns:
         The figure.
     """
-    from leyden.figures import new_figure, place_legend, styles
+    from leyden.figures import PALETTE, new_figure, place_legend, styles
     from matplotlib.lines import Line2D
 
     figure, (ax,) = new_figure(
         title="Curvature of the loss in the inputs of maps",
         alt="Spectral norm of the loss's Hessian in each map's input against the optimizer step",
     )
-    looks = styles(curvatures)
-    for name, values in curvatures.items():
-        style = looks[name]
-        ax.plot(steps, values, color=style.color, ls=style.line, marker=style.marker, lw=1.6)
+    if len(curvatures) > len(PALETTE):
+        draw_by_kind(figure, ax, steps, curvatures)
+    else:
+        looks = styles(curvatures)
+        for name, values in curvatures.items():
+            style = looks[name]
+            ax.plot(steps, values, color=style.color, ls=style.line, marker=style.marker, lw=1.6)
+        lines = [Line2D([], [], color=one.color, ls=one.line, marker=one.marker) for one in looks.values()]
+        place_legend(figure, lines, list(looks))
     if any(value > 0 for values in curvatures.values() for value in values):
         ax.set_yscale("log")
     ax.set_xlabel("optimizer step")
     ax.set_ylabel("spectral norm of the Hessian")
-    lines = [
-        Line2D([], [], color=style.color, ls=style.line, marker=style.marker) for style in looks.values()
-    ]
-    place_legend(figure, lines, list(looks))
     return figure
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,6 +13,8 @@ from leyden_simplenorm.layer import SimpleNormLinear
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Value = TypeVar("Value")
 
@@ -94,6 +97,35 @@ def is_due(trainer: Trainer, batch_idx: int, every: int) -> bool:
 def step_of(trainer: Trainer) -> int:
     """The number of the optimizer step that is under way, from 0."""
     return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+def draw_by_kind(
+    figure: Figure, ax: Axes, steps: Sequence[int], values: Mapping[str, Sequence[float]]
+) -> None:
+    """Draw a band and its middle for each kind of module, those of the same last name, and a legend.
+
+    Args:
+        figure: gets the legend.
+        ax: is drawn on.
+        steps: where the values were measured.
+        values: for each module its value at each step; NaN where there was none.
+    """
+    from leyden.figures import place_legend, styles
+    from matplotlib.lines import Line2D
+
+    kinds: dict[str, list[Sequence[float]]] = {}
+    for name, series in values.items():
+        kinds.setdefault(name.rpartition(".")[2], []).append(series)
+    looks = styles(kinds)
+    for kind, modules in kinds.items():
+        columns = [sorted(filter(math.isfinite, one)) or [math.nan] for one in zip(*modules, strict=True)]
+        color = looks[kind].color
+        ax.fill_between(
+            steps, [one[0] for one in columns], [one[-1] for one in columns], color=color, alpha=0.12, lw=0
+        )
+        ax.plot(steps, [one[len(one) // 2] for one in columns], color=color, ls=looks[kind].line, lw=1.8)
+    lines = [Line2D([], [], color=style.color, ls=style.line, lw=1.8) for style in looks.values()]
+    place_legend(figure, lines, list(looks))
 
 
 def write(trainer: Trainer, metrics: Mapping[str, float], step: int) -> None:
