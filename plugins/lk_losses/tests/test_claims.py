@@ -62,6 +62,12 @@ def test_reverse_kl_ends_at_the_geometric_mean(chain: Chain) -> None:
     torch.testing.assert_close(draft, mean, rtol=0, atol=5e-3)
 
 
+def test_a_fixed_lambda_leads_from_tv_to_kl(chain: Chain) -> None:
+    for lam, objective in ((1.0, "kl"), (0.0, "tv")):
+        fixed, pure = train(chain, "fixed", fixed_lambda=lam, steps=5), train(chain, objective, steps=5)  # type: ignore[arg-type]
+        torch.testing.assert_close(fixed, pure)
+
+
 def test_a_target_that_needs_one_token_only_leaves_nothing_between_the_losses() -> None:
     rows = Chain.drawn(1, tokens=4).transitions[0]
     chain = Chain(rows.expand(4, 4, 4).contiguous())

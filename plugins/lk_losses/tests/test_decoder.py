@@ -533,6 +533,12 @@ def test_nothing_of_weight_0_is_drawn_and_nothing_impossible_accepted() -> None:
         assert draws.accept(torch.tensor([0.0, 0.5]), torch.tensor([0.5, 0.5])).tolist() == [False, True]
 
 
+def test_a_token_that_single_precision_would_lose_in_the_sum_is_drawn() -> None:
+    draws = Draws()
+    draws._stock = torch.ones(1, dtype=torch.float64)  # the largest number takes the last token
+    assert draws.token(torch.tensor([1.0, 2.0**-25])) == 1
+
+
 def test_where_nothing_is_left_of_the_residual_the_target_is_drawn_from() -> None:
     class No(Draws):
         """Accepts nothing, as rounding might where p and q are equal."""
