@@ -468,7 +468,7 @@ class Scales(Claim):
             "scales": series_figure(
                 table, "scale", [Arm(method) for method in table.methods], x="steps",
                 x_label="optimizer step", log_y=True,
-                y_label="rms of the parts' outputs, median over tokens",
+                y_label="rms, median over tokens",
                 title="Scale of what attention and feed-forward parts add to the residual stream",
             )
         }  # fmt: skip

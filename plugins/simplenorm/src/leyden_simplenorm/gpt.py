@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from leyden_simplenorm.layer import SimpleNormLinear, check_init_std, initialise
+from leyden_simplenorm.layer import SimpleNormLinear, check_init_std, check_sizes, initialise
 from leyden_simplenorm.rms import RMSNorm, check_eps
 
 if TYPE_CHECKING:
@@ -79,17 +79,10 @@ class SimpleGPT(nn.Module):
     ) -> None:
         super().__init__()
         kv_heads = n_heads if n_kv_heads is None else n_kv_heads
-        for name, value in (
-            ("vocab_size", vocab_size),
-            ("dim", dim),
-            ("n_layers", n_layers),
-            ("n_heads", n_heads),
-            ("n_kv_heads", kv_heads),
-            ("max_seq_len", max_seq_len),
-            ("multiple_of", multiple_of),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")
+        check_sizes(
+            vocab_size=vocab_size, dim=dim, n_layers=n_layers, n_heads=n_heads, n_kv_heads=kv_heads,
+            max_seq_len=max_seq_len, multiple_of=multiple_of,
+        )  # fmt: skip
         for name, choice, choices in (
             ("ffn", ffn, get_args(FeedForwardKind)),
             ("positions", positions, get_args(Positions)),
@@ -101,15 +94,7 @@ class SimpleGPT(nn.Module):
         for name, number in (("ffn_multiplier", factor), ("rope_theta", rope_theta)):
             if not isinstance(number, int | float) or not 0 < number < math.inf:
                 raise ValueError(f"{name}: expected a finite number above 0, got {number!r}")
-        if dim % n_heads:
-            raise ValueError(f"n_heads: expected a divisor of dim={dim}, got {n_heads}")
-        if n_heads % kv_heads:
-            raise ValueError(f"n_kv_heads: expected a divisor of n_heads={n_heads}, got {kv_heads}")
-        if positions == "rope" and dim // n_heads % 2:
-            raise ValueError(
-                f"n_heads: rotary positions need heads of even size, got {dim // n_heads} (dim={dim}, "
-                f"n_heads={n_heads})"
-            )
+        _check_heads(dim, n_heads, kv_heads, positions)
         check_eps_named(norm_eps)
         check_init_std(init_std)
         self.vocab_size = vocab_size
@@ -382,6 +367,19 @@ def check_eps_named(norm_eps: float) -> None:
         check_eps(norm_eps)
     except ValueError as error:
         raise ValueError(f"norm_{error}") from None
+
+
+def _check_heads(dim: int, n_heads: int, kv_heads: int, positions: Positions) -> None:
+    """Refuse heads that do not share out the width, or that positions cannot turn."""
+    if dim % n_heads:
+        raise ValueError(f"n_heads: expected a divisor of dim={dim}, got {n_heads}")
+    if n_heads % kv_heads:
+        raise ValueError(f"n_kv_heads: expected a divisor of n_heads={n_heads}, got {kv_heads}")
+    if positions == "rope" and dim // n_heads % 2:
+        raise ValueError(
+            f"n_heads: rotary positions need heads of even size, got {dim // n_heads} (dim={dim}, "
+            f"n_heads={n_heads})"
+        )
 
 
 def _map(inputs: int, outputs: int, simple: bool, eps: float) -> nn.Module:

@@ -51,9 +51,7 @@ class SimpleNormLinear(nn.Module):
         init_std: float | None = 0.02,
     ) -> None:
         super().__init__()
-        for name, value in (("in_features", in_features), ("out_features", out_features)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")
+        check_sizes(in_features=in_features, out_features=out_features)
         check_init_std(init_std)
         self.linear: nn.Module = nn.Linear(in_features, out_features, bias=bias)
         self.norm = norm_after(out_features, norm, eps, elementwise_affine)
@@ -158,6 +156,20 @@ def initialise(linear: nn.Module, std: float | None) -> None:
     nn.init.trunc_normal_(linear.weight, std=linear.in_features**-0.5 if std is None else std, a=-2.0, b=2.0)
     if linear.bias is not None:
         nn.init.zeros_(linear.bias)
+
+
+def check_sizes(**sizes: int) -> None:
+    """Refuse what is no size.
+
+    Args:
+        **sizes: the arguments by name.
+
+    Raises:
+        ValueError: if one is not a whole number of at least 1; the text names it.
+    """
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")
 
 
 def check_init_std(init_std: float | None) -> None:
