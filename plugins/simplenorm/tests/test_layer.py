@@ -94,6 +94,13 @@ def test_a_gain_below_zero_counts_by_its_size() -> None:
     assert (low.item(), high.item()) == pytest.approx((2.0, 6.0))
 
 
+def test_a_layer_around_a_map_keeps_its_mode_and_warns_of_parts_of_one() -> None:
+    assert not SimpleNormLinear.around(nn.Linear(3, 4).eval(), 4).training
+    assert SimpleNormLinear.around(nn.Linear(3, 4), 4).training
+    with pytest.warns(UserWarning, match=r"^out_features: a norm over one number"):
+        SimpleNormLinear.around(nn.Linear(3, 4), 4, groups=(3, 1))
+
+
 def losses(z: Tensor, seed: int = 5) -> Tensor:
     """Cross-entropy after a random head: a loss that is neither quadratic nor symmetric."""
     return nn.functional.cross_entropy(z @ drawn(z.shape[-1], 7, seed=seed), torch.tensor(3))

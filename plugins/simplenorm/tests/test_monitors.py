@@ -440,6 +440,20 @@ def test_a_swap_takes_all_other_maps_whatever_the_head_and_they_are_called() -> 
     assert type(model.top["fc"]) is nn.Linear
 
 
+def test_a_swap_leaves_a_head_alone_that_is_also_elsewhere() -> None:
+    class Model(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+            self.middle = nn.Linear(4, 4)
+            self.top = nn.ModuleDict({"fc": self.first})
+
+    model = with_simplenorm(Model())
+    assert type(model.first) is nn.Linear
+    assert model.top["fc"] is model.first
+    assert isinstance(model.middle, SimpleNormLinear)
+
+
 class Shared(Net):
     """Two maps that read the same tensor, which is the batch's or comes out of another parameter."""
 

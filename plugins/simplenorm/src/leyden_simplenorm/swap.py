@@ -22,12 +22,10 @@ def with_simplenorm(model: LightningModule, *, norm: Norm = "rms", eps: float = 
     Raises:
         ValueError: if the model has fewer than two maps, or one that cannot be replaced.
     """
-    maps = [(name, one) for name, one in model.named_modules(remove_duplicate=False) if is_map(one)]
-    heads = [name for name, one in maps if one is maps[-1][1]]
-    others = [name for name, _ in maps if name not in heads]
+    maps = [name for name, one in model.named_modules(remove_duplicate=False) if is_map(one)]
+    others, head = maps[:-1], maps[-1:]
     # By whole names, since `fc` may be a head and a map in a block. A name without a dot is a pattern of last
     # parts, too: a head `top.fc` has to be left out beside a map `fc`, and of a head `fc` it is enough not to
     # be included.
-    dotted = [name for name in heads if "." in name]
-    to_simplenorm(model, include=others, exclude=dotted, norm=norm, eps=eps)
+    to_simplenorm(model, include=others, exclude=[name for name in head if "." in name], norm=norm, eps=eps)
     return model
