@@ -189,17 +189,29 @@ def test_hidden_states_as_wide_as_the_vocabulary_are_not_mistaken() -> None:
         wrap(Square(tied=True)).observe(TOKENS % 6)
 
 
-def test_hidden_states_are_found_before_logits_that_are_capped() -> None:
-    class Capped(nn.Module):
+@pytest.mark.parametrize("capped", [False, True])
+def test_hidden_states_are_found_behind_wide_layers_and_before_a_cap(capped: bool) -> None:
+    class Wide(nn.Module):
+        """Three layers have as many outputs as there are tokens; the logits are of the second, or made of it."""
+
         def __init__(self) -> None:
             super().__init__()
-            self.tokens, self.head, self.never = nn.Embedding(6, 4), nn.Linear(4, 6), nn.Linear(4, 6)
+            self.tokens, self.up, self.down = nn.Embedding(6, 4), nn.Linear(4, 6), nn.Linear(6, 4)
+            self.head, self.side = nn.Linear(4, 6), nn.Linear(4, 6)
+
+        def states(self, tokens: Tensor) -> Tensor:
+            return self.down(self.up(self.tokens(tokens)).relu())
 
         def forward(self, tokens: Tensor) -> Tensor:
-            return self.head(self.tokens(tokens)).tanh()
+            hidden = self.states(tokens)
+            if capped:
+                return self.head(hidden).tanh()
+            logits = self.head(hidden)
+            self.side(self.tokens(tokens))
+            return logits
 
-    module = Capped()
-    torch.testing.assert_close(wrap(module).observe(TOKENS % 6)[1], module.tokens(TOKENS % 6))
+    module = Wide()
+    torch.testing.assert_close(wrap(module).observe(TOKENS % 6)[1], module.states(TOKENS % 6))
 
 
 def test_a_module_may_say_its_hidden_states_itself() -> None:
