@@ -192,7 +192,7 @@ def test_hidden_states_as_wide_as_the_vocabulary_are_not_mistaken() -> None:
 @pytest.mark.parametrize("capped", [False, True])
 def test_hidden_states_are_found_behind_wide_layers_and_before_a_cap(capped: bool) -> None:
     class Wide(nn.Module):
-        """Three layers have as many outputs as there are tokens; the logits are of the second, or made of it."""
+        """Three layers have as many outputs as there are tokens; the logits come from the second."""
 
         def __init__(self) -> None:
             super().__init__()
