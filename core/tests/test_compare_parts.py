@@ -226,6 +226,17 @@ def test_the_metric_is_val_loss_or_the_only_one() -> None:
     assert choose_metric(facts(val__a=1.0, val__b=2.0), "b") == "b"
 
 
+def test_arms_with_different_losses_are_not_judged_by_val_loss() -> None:
+    both = facts(val__a=1.0, val__val_loss=2.0)
+    with pytest.raises(UsageError, match=r"Mine changes the loss, so val_loss is .* by --metric: a$"):
+        choose_metric(both, None, ["Mine"])
+    with pytest.raises(UsageError, match=r"--metric: log one that is no loss$"):
+        choose_metric(facts(val__val_loss=2.0), None, ["Mine"])
+    assert choose_metric(both, "a", ["Mine"]) == "a"
+    assert choose_metric(both, "val_loss", ["Mine"]) == "val_loss"
+    assert choose_metric(facts(val__a=1.0), None, ["Mine"]) == "a"
+
+
 @pytest.mark.parametrize(
     ("logged", "metric", "expected"),
     [

@@ -90,11 +90,17 @@ def facts_of(result: CellResult) -> Facts:
     raise LeydenError(f"{result.cell.method} cannot be trained: {_SAID_IN_WORDS.sub('', line)}")
 
 
-def choose_metric(facts: Facts, wanted: str | None) -> str:
+def choose_metric(facts: Facts, wanted: str | None, losses: Sequence[str] = ()) -> str:
     """The validation metric: what the user names, ``val_loss``, or the only one there is.
 
+    Args:
+        facts: about the baseline.
+        wanted: what the user names.
+        losses: the arms that bring a loss of their own, for which ``val_loss`` would be another number.
+
     Raises:
-        UsageError: if there is no such metric, none at all, or several of which none is ``val_loss``.
+        UsageError: if there is no such metric, none at all, or several of which none is ``val_loss``; or if
+            ``val_loss`` would be taken for arms with different losses.
     """
     logged = sorted(facts.validation)
     if not logged:
@@ -106,6 +112,12 @@ def choose_metric(facts: Facts, wanted: str | None) -> str:
         if wanted not in logged:
             raise unknown("metric in --metric", wanted, logged)
         return wanted
+    if "val_loss" in logged and losses:
+        others = ", ".join(name for name in logged if name != "val_loss") or "log one that is no loss"
+        raise UsageError(
+            f"{', '.join(losses)} changes the loss, so val_loss is another quantity in every arm; choose a "
+            f"metric by --metric: {others}"
+        )
     if "val_loss" in logged:
         return "val_loss"
     if len(logged) > 1:

@@ -139,7 +139,8 @@ class Comparing(Asked):
                 self.refusals.append(Refusal(name=arm.name, reason=reason))
                 self.arms.remove(arm)
         self.check()
-        metric = choose_metric(facts[BASELINE], self.plan.metric)
+        losses = [arm.name for arm in self.arms if arm.component and arm.component.kind == "loss"]
+        metric = choose_metric(facts[BASELINE], self.plan.metric, losses)
         question = Question(
             name=self.name,
             arms=self.arms,
