@@ -98,7 +98,7 @@ class LearningRates(Claim):
             paper="Tolerates learning rates 3 to 10 times the usual.",
         ),
     )
-    minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.3, "laptop": 6.0, "paper": 20.0}
+    minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.3, "laptop": 12.0, "paper": 40.0}
     seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 3, "paper": 10}
     metric = "test_loss"
     unit = "nats a character"
@@ -204,7 +204,7 @@ class Tolerance(Claim):
             paper="Visible loss spikes of the QK-norm run are absent in the SimpleGPT run.",
         ),
     )
-    minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.2, "laptop": 2.5, "paper": 8.0}
+    minutes: ClassVar[Mapping[str, float]] = {"smoke": 0.2, "laptop": 4.0, "paper": 13.0}
     seeds: ClassVar[Mapping[str, int]] = {"smoke": 1, "laptop": 3, "paper": 10}
     metric = "test_loss"
     unit = "nats a character"
