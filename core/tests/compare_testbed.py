@@ -40,6 +40,7 @@ def leyden_components():
         Component(kind="callback", path="{package}.parts.Quiet", summary="Q."),
         Component(kind="layer", path="{package}.parts.Bend", summary="B.", swap="{package}.parts.bend"),
         Component(kind="loss", path="{package}.parts.Miss", summary="M."),
+        Component(kind="loss", path="{package}.parts.Graze", summary="G.", swap="{package}.parts.graze"),
     ]
 """
 
@@ -116,6 +117,17 @@ def bend(model, scale: float = 1.0):
 
 class Miss(torch.nn.Module):
     pass
+
+
+class Graze(torch.nn.Module):
+    """Its swap leaves the model as it is: what matters is that it is a loss."""
+
+    def __init__(self, scale: float = 1.0):
+        super().__init__()
+
+
+def graze(model, scale: float = 1.0):
+    return model
 '''
 
 SINGLE = """

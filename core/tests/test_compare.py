@@ -217,6 +217,14 @@ def test_of_several_metrics_without_val_loss_one_must_be_named() -> None:
     assert status == 0, output
 
 
+def test_where_a_loss_is_tried_a_metric_must_be_named() -> None:
+    write_config()
+    with pytest.raises(UsageError, match=r"^Graze changes the loss, so val_loss is another quantity"):
+        compare_here("tried.Bend", "tried.Graze", trials=0)
+    status, output = compare_here("tried.Graze", metric="val_acc", mode="max", trials=0)
+    assert status == 0, output
+
+
 def test_a_model_without_validation_is_refused_in_words() -> None:
     write_config(model={"class_path": "mine.Blind"})
     with pytest.raises(UsageError, match="logs nothing in validation"):
